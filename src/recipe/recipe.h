@@ -1,0 +1,140 @@
+// What a run is asked to be. A Recipe is one complete value: parse.h makes it from YAML and reports
+// every mistake; the defaults below are the recipe's defaults; show.h writes it back. The fields'
+// documentation, rules and defaults are told once, in fields.h, which parser, writer, JSON Schema
+// and docs/formats/recipe.md all read.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tutti::recipe {
+
+// A length of training or an interval: exactly one unit.
+struct Duration {
+  enum class Unit { steps, tokens, epochs, seconds };
+  double amount = 0;
+  Unit unit = Unit::steps;
+  bool operator==(const Duration&) const = default;
+};
+
+struct RopeScaling {  // Llama 3's (kind "llama3") or linear ("linear"); "none" otherwise.
+  std::string kind = "none";
+  double factor = 8;
+  double low_frequency_factor = 1;
+  double high_frequency_factor = 4;
+  std::int64_t original_context = 8192;
+  bool operator==(const RopeScaling&) const = default;
+};
+
+struct Model {
+  std::string family = "llama";  // llama | gpt2
+  std::string from;              // a Hugging Face folder to start from; it then sets the shape
+  std::int64_t vocab = 0;        // 0: the tokenizer's
+  std::int64_t layers = 4;
+  std::int64_t embed = 256;
+  std::int64_t heads = 8;
+  std::int64_t kv_heads = 0;  // 0: heads
+  std::int64_t head_dim = 0;  // 0: embed / heads
+  std::int64_t mlp = 0;       // 0: 4 x embed (gpt2); 8/3 x embed rounded up to 8 (llama)
+  std::int64_t context = 0;   // longest position; 0: data.sequence
+  double norm_eps = 1e-5;
+  double rope_theta = 10000;
+  RopeScaling rope_scaling;
+  bool tied = false;      // head shares the embedding's weight
+  bool qkv_bias = false;  // Qwen 2
+  bool qk_norm = false;   // Qwen 3
+  double dropout = 0;
+  double init_std = 0.02;
+};
+
+struct Source {
+  std::string path;  // file, folder, .jsonl, or a tokenized corpus (.tutti)
+  double weight = 1;
+};
+
+struct Data {
+  std::vector<Source> train;
+  std::vector<Source> validation;  // empty: validation_fraction of train is held out
+  double validation_fraction = 0;
+  std::string tokenizer = "bytes";  // bytes | a tokenizer.json | a SentencePiece .model | a folder
+  std::int64_t sequence = 256;      // tokens a sample
+  std::string order = "shuffled";   // shuffled | sequential
+  bool document_mask = false;       // attention and loss stay within a document
+  std::string text_field = "text";  // of a .jsonl record
+};
+
+struct Batch {
+  std::int64_t global = 8;  // samples an optimizer step
+  std::int64_t micro = 4;   // samples a forward and backward pass; must divide global
+};
+
+struct Optimizer {
+  std::string name = "adamw";  // adamw | muon | sgd
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double momentum = 0.95;  // muon and sgd
+  bool nesterov = true;    // muon and sgd
+  double matrix_lr = 0.02; // muon: for the hidden matrices; lr serves the rest, by adamw
+  double clip = 1.0;       // global gradient norm; 0: off
+};
+
+struct Schedule {
+  std::string kind = "cosine";  // constant | linear | cosine | wsd
+  Duration warmup{10, Duration::Unit::steps};
+  Duration decay{0, Duration::Unit::steps};  // wsd: length of the last phase; 0: a fifth of the run
+  double min_ratio = 0.1;                    // last lr / lr
+};
+
+struct Parallel {
+  std::int64_t workers = 1;           // processes
+  std::string engine = "replicated";  // replicated
+  std::int64_t threads = 0;           // intra-op threads a worker; 0: cores / workers, then fixed
+  std::string transport = "auto";     // auto | shm | gloo
+  std::int64_t bucket_bytes = 4 << 20;
+  bool overlap = true;  // reduce a bucket while backward goes on
+};
+
+struct Checkpoint {
+  Duration every{0, Duration::Unit::steps};  // 0: only at the end
+  std::int64_t keep_last = 2;                // 0: all
+  Duration keep_every{0, Duration::Unit::steps};
+  bool asynchronous = true;
+};
+
+struct Evaluation {
+  Duration every{0, Duration::Unit::steps};  // 0: only at the end
+  std::int64_t batches = 0;                  // global batches each time; 0: all of the validation set
+};
+
+struct Logging {
+  Duration every{1, Duration::Unit::steps};  // of the plain lines
+  bool tensorboard = true;
+  bool report = true;
+  std::string sample_prompt = "\n";  // the report shows what the model writes after it
+  std::int64_t sample_tokens = 256;  // 0: none
+};
+
+struct Recipe {
+  std::string name = "run";
+  std::uint64_t seed = 1;
+  Duration duration{100, Duration::Unit::steps};
+  std::string precision = "fp32";  // fp32 | bf16 | fp16
+  std::string recompute = "none";  // none | full
+  bool reproducible = true;        // promise 3: same bits for any number of workers
+  std::string on_nan = "stop";     // stop | skip
+  Model model;
+  Data data;
+  Batch batch;
+  Optimizer optimizer;
+  Schedule schedule;
+  Parallel parallel;
+  Checkpoint checkpoint;
+  Evaluation evaluation;
+  Logging logging;
+};
+
+}  // namespace tutti::recipe
