@@ -51,11 +51,15 @@ double RandomStream::uniform(std::uint64_t position) const {
   return unit(w[0], w[1]);
 }
 
-double RandomStream::normal(std::uint64_t position) const {
-  const Words w = words(position / 2);
+std::array<double, 2> RandomStream::normal_pair(std::uint64_t pair) const {
+  const Words w = words(pair);
   const double radius = std::sqrt(-2 * std::log(1 - unit(w[0], w[1])));
   const double angle = 2 * std::numbers::pi * unit(w[2], w[3]);
-  return radius * (position % 2 == 0 ? std::cos(angle) : std::sin(angle));
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+double RandomStream::normal(std::uint64_t position) const {
+  return normal_pair(position / 2)[position % 2];
 }
 
 std::uint64_t RandomStream::below(std::uint64_t bound, std::uint64_t position) const {

@@ -23,6 +23,8 @@ class RandomStream {
   double uniform(std::uint64_t position) const;
   // Normal(0, 1) by Box-Muller; positions 2k and 2k+1 share a Philox block.
   double normal(std::uint64_t position) const;
+  // normal(2 pair) and normal(2 pair + 1), for filling arrays at half the cost.
+  std::array<double, 2> normal_pair(std::uint64_t pair) const;
   // Uniform in [0, bound); bound >= 1.
   std::uint64_t below(std::uint64_t bound, std::uint64_t position) const;
 

@@ -47,9 +47,7 @@ class KvCache {
   std::int64_t length() const { return length_; }  // positions held
 
  private:
-  friend class LanguageModel;
-  friend class LlamaModel;
-  friend class Gpt2Model;
+  friend class Decoder;
   std::vector<torch::Tensor> keys_, values_;  // a layer: [batch, kv_heads, capacity, head_dim]
   std::int64_t length_ = 0;
 };
@@ -67,8 +65,8 @@ class LanguageModel : public torch::nn::Module {
   virtual torch::Tensor logits(const torch::Tensor& inputs, const torch::Tensor& documents = {},
                                KvCache* cache = nullptr) = 0;
 
-  // Parameter name -> the logical axis of each dimension: vocab, embed, heads, kv_heads, mlp,
-  // position, norm ("heads" is heads x head_dim; "norm" is never cut).
+  // Parameter name -> the logical axis of each dimension: vocab, embed, heads, kv_heads, qkv, mlp,
+  // position, norm. "heads" is heads x head_dim, "qkv" GPT-2's three in one, "norm" is never cut.
   std::map<std::string, std::vector<std::string>> axes() const;
 
   // The peers' rule (bench/peers): 6 x weights of matrix products, the head included, the embedding
