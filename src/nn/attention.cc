@@ -17,7 +17,7 @@
 namespace tutti::nn {
 namespace {
 
-constexpr std::int64_t query_block = 64;
+constexpr std::int64_t query_block = 32;
 
 struct Problem {
   Heads heads;
