@@ -1,0 +1,84 @@
+// One rank's end of a group of ranks: collectives over plain bytes with an element type.
+//
+// Rules for every operation
+//   Order      All ranks of the group call the same operations in the same order with the same
+//              arguments; a rank that does not is named in the error.
+//   Threads    One call at a time per communicator.
+//   Deadline   A call that waits longer than `timeout` throws WorldError, which names rank, group,
+//              operation, sequence number and the peers that did not come.
+//   Failure    After a WorldError the group is broken on this rank: buffers hold unspecified values,
+//              each later call throws at once, and the peers' calls soon throw too.
+//   Bits       Sums are made along reduction_tree.h's tree over the ranks, elementwise; f16 and bf16
+//              are summed in f32 and rounded once. All ranks get the same bits.
+//   Aliasing   Inputs and outputs must not overlap unless it says so.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/dtype.h"
+#include "comm/reduction_tree.h"
+
+namespace tutti::comm {
+
+enum class Reduce { sum, max, min };
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  // What errors call this group: "data".
+  const std::string& group() const { return group_; }
+  // "shm", "threads", "gloo".
+  virtual const char* transport() const = 0;
+
+  // Seconds that each later call may wait. 300 at first.
+  void set_timeout(double seconds) { timeout_ = seconds; }
+  double timeout() const { return timeout_; }
+
+  virtual void barrier() = 0;
+  virtual void broadcast(void* data, std::size_t count, DType type, int root) = 0;
+  // In place.
+  virtual void all_reduce(void* data, std::size_t count, DType type, Reduce reduce) = 0;
+  // `count` elements of each rank into `out` (size * count), in rank order.
+  virtual void all_gather(const void* in, void* out, std::size_t count, DType type) = 0;
+  // Element-wise reduction of `in` (size * count); rank r gets part r (count) in `out`.
+  virtual void reduce_scatter(const void* in, void* out, std::size_t count, DType type,
+                              Reduce reduce) = 0;
+  // Part r of `in` (size * count) goes to rank r; part r of `out` came from rank r.
+  virtual void all_to_all(const void* in, void* out, std::size_t count, DType type) = 0;
+  // Between two ranks, matched in order; not part of the group's common order.
+  virtual void send(const void* data, std::size_t bytes, int to) = 0;
+  virtual void recv(void* data, std::size_t bytes, int from) = 0;
+
+  // Promise 3: the sum over all ids of `plan` along its tree. `nodes` are this rank's partial sums in
+  // the order of forest_of(plan.ranges[rank]); `out` gets the sum on every rank and may be one of the
+  // nodes. The other nodes are unspecified afterwards. `plan` must be alike on all ranks.
+  // Nodes of 16-bit floats must be single ids for the bits to be free of the layout: accumulate in f32.
+  virtual void tree_all_reduce(std::span<const void* const> nodes, void* out, std::size_t count,
+                               DType type, const ReductionPlan& plan) = 0;
+
+  // Memory that all ranks of the group reach directly: operations on it need no staging copy. Zeroed,
+  // aligned to 4096 bytes, freed with the communicator; nullptr when the transport has none (or no
+  // more), and then ordinary memory does. Ranks may allocate different sizes.
+  virtual void* allocate_shared(std::size_t /*bytes*/) { return nullptr; }
+
+  // Makes the waiting and later calls of all ranks of the group throw WorldError with this reason,
+  // as far as the transport can. From any thread.
+  virtual void abort(const std::string& reason) = 0;
+
+ protected:
+  Communicator(int rank, int size, std::string group)
+      : rank_(rank), size_(size), group_(std::move(group)) {}
+
+ private:
+  int rank_, size_;
+  std::string group_;
+  double timeout_ = 300;
+};
+
+}  // namespace tutti::comm
