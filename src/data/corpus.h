@@ -33,7 +33,8 @@ class Corpus {
   // and checks their checksum. WorldError names path and damage.
   static Corpus open(const fs::path& path, bool verify = false);
   // A corpus in memory, for tests and programs. offsets: first token of each document and the end.
-  static Corpus in_memory(std::vector<std::int32_t> tokens, std::vector<std::uint64_t> offsets);
+  static Corpus in_memory(std::vector<std::int32_t> tokens, std::vector<std::uint64_t> offsets,
+                          std::int64_t vocab = 1 << 30);
 
   std::uint64_t tokens() const { return tokens_; }
   std::uint64_t documents() const { return offsets_.size() - 1; }
@@ -50,6 +51,7 @@ class Corpus {
   const std::string& tokenizer_name() const { return tokenizer_name_; }
   const std::string& path() const { return path_; }
   int token_bytes() const { return token_bytes_; }  // 1, 2 or 4
+  std::uint64_t text_bytes() const { return text_bytes_; }  // of the text it was made from
 
  private:
   std::string path_;
@@ -60,6 +62,7 @@ class Corpus {
   std::span<const std::uint64_t> offsets_;
   std::uint64_t tokens_ = 0;
   std::uint64_t tokenizer_hash_ = 0;
+  std::uint64_t text_bytes_ = 0;
   std::int64_t vocab_ = 0;
   std::string tokenizer_name_;
   int token_bytes_ = 4;

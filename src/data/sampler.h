@@ -37,6 +37,7 @@ struct SamplerOptions {
   std::int64_t sequence = 256;
   bool shuffled = true;
   bool document_mask = false;
+  bool concatenated = false;  // no blend: part after part, each block once an epoch (evaluation)
   std::uint64_t seed = 1;
 };
 

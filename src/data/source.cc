@@ -1,0 +1,100 @@
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/json.h"
+#include "base/text.h"
+#include "data/corpus.h"
+#include "data/source.h"
+
+namespace tutti::data {
+namespace {
+
+void check_utf8(std::string_view text, const std::string& origin) {
+  std::size_t offset = 0;
+  if (!valid_utf8(text, &offset))
+    throw WorldError(str(origin, " is not UTF-8: bad byte at offset ", offset,
+                         "; convert it, or use the tokenizer \"bytes\""));
+}
+
+std::string record_text(std::string_view line, const std::string& where,
+                        const std::string& text_field) {
+  Json record;
+  try {
+    record = Json::parse(line);
+  } catch (const Json::exception&) {
+    throw WorldError(str(where, ": not a JSON object"));
+  }
+  if (!record.is_object()) throw WorldError(str(where, ": not a JSON object"));
+  const auto field = record.find(text_field);
+  if (field == record.end() || !field->is_string())
+    throw WorldError(str(where, ": no text field \"", text_field, "\" (data.text_field)"));
+  return field->get<std::string>();
+}
+
+bool each_record(const fs::path& path, const std::string& content, const std::string& text_field,
+                 const DocumentSink& sink) {
+  bool any = false;
+  std::size_t number = 0;
+  for (std::size_t at = 0; at < content.size();) {
+    const std::size_t end = std::min(content.find('\n', at), content.size());
+    const std::string_view line = trim(std::string_view(content).substr(at, end - at));
+    at = end + 1;
+    ++number;
+    if (line.empty()) continue;
+    const std::string text = record_text(line, str(path.string(), ":", number), text_field);
+    if (text.empty()) continue;
+    any = true;
+    sink(text);
+  }
+  return any;
+}
+
+bool each_in_file(const fs::path& path, const std::string& text_field, bool any_bytes,
+                  const DocumentSink& sink) {
+  if (path.extension() == ".tutti")
+    throw WorldError(str(path.string(), " is tokenized already: it holds no text"));
+  const std::string content = read_file(path);
+  const bool records = path.extension() == ".jsonl";
+  if (!any_bytes || records) check_utf8(content, path.string());
+  if (records) return each_record(path, content, text_field, sink);
+  if (content.empty()) return false;
+  sink(content);
+  return true;
+}
+
+}  // namespace
+
+std::vector<fs::path> source_files(const std::string& source) {
+  std::error_code error;
+  const fs::file_status status = fs::status(source, error);
+  if (!fs::exists(status))
+    throw WorldError(str("no such file or folder: ", source, error ? ": " + error.message() : ""));
+  if (!fs::is_directory(status)) return {source};
+  std::vector<fs::path> files;
+  fs::recursive_directory_iterator entry(source, fs::directory_options::follow_directory_symlink,
+                                         error);
+  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    const bool hidden = entry->path().filename().string().starts_with('.');
+    std::error_code gone;
+    if (entry->is_directory(gone)) {
+      if (hidden) entry.disable_recursion_pending();
+    } else if (!hidden && entry->is_regular_file(gone)) {
+      files.push_back(entry->path());
+    }
+  }
+  if (error) throw WorldError(str("cannot list ", source, ": ", error.message()));
+  if (files.empty()) throw WorldError(str("no files in the folder ", source));
+  std::sort(files.begin(), files.end(),
+            [](const fs::path& a, const fs::path& b) { return a.string() < b.string(); });
+  return files;
+}
+
+void for_each_document(const std::string& source, const std::string& text_field, bool any_bytes,
+                       const DocumentSink& sink) {
+  bool any = false;
+  for (const fs::path& file : source_files(source))
+    any |= each_in_file(file, text_field, any_bytes, sink);
+  if (!any) throw WorldError(str("no text in ", source, ": it is empty"));
+}
+
+}  // namespace tutti::data

@@ -1,0 +1,14 @@
+// The files behind a source (corpus.h has what is read from them).
+#pragma once
+#include <string>
+#include <vector>
+
+#include "base/fs.h"
+
+namespace tutti::data {
+
+// The file itself, or each regular file below the folder, sorted by path, hidden names left out.
+// WorldError if there is none.
+std::vector<fs::path> source_files(const std::string& source);
+
+}  // namespace tutti::data
