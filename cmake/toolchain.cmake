@@ -4,6 +4,7 @@ find_package(Threads REQUIRED)
 find_package(yaml-cpp REQUIRED)
 pkg_check_modules(SPDLOG REQUIRED IMPORTED_TARGET spdlog)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(ICU REQUIRED IMPORTED_TARGET icu-uc)
 
 set(TUTTI_SANITIZE "" CACHE STRING "Comma-separated sanitizers: address,undefined or thread")
 
