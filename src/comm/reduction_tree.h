@@ -5,6 +5,7 @@
 // which ids, the same pairs are added in the same order, so that the sum has the same bits for every
 // number of ranks, accumulation, bucket size and transport. All functions are pure.
 #pragma once
+#include <cstddef>
 #include <vector>
 
 namespace tutti::comm {
@@ -52,7 +53,9 @@ struct ReductionPlan {
   int leaves = 0;
   int max_nodes = 1;           // the most sources that one rank has, at least 1
 
-  int nodes_of(int rank) const { return first[rank + 1] - first[rank]; }
+  int nodes_of(int rank) const {
+    return first[static_cast<std::size_t>(rank) + 1] - first[static_cast<std::size_t>(rank)];
+  }
 };
 // The ranges must cover [0, leaves) in rank order without gap or overlap (empty ones are allowed);
 // ConfigError otherwise. Made once, used for every reduction.
