@@ -54,7 +54,8 @@ class Subprocess {
   std::optional<ProcessEnd> end();
   std::optional<ProcessEnd> wait(double seconds);
 
-  // To the process and all that it started in its group; no-op where nobody is left.
+  // To the process, or to all in its group; no-ops once it has ended.
+  void send(int signal);
   void kill_group(int signal);
 
  private:

@@ -8,8 +8,8 @@ namespace tutti::launch {
 // and nothing in the folder where the ranks met.
 //
 // The first worker to fail decides the exit code: 1, 2, 70 and 130 pass through, any other code and
-// death by a signal (except SIGABRT, which is 70) become 1. Its last lines are shown with its rank;
-// the others get SIGTERM, and SIGKILL after job.grace. SIGINT or SIGTERM to us becomes one SIGTERM
+// death by a signal become 1. Its last lines are shown with its rank; the others get SIGTERM, and
+// SIGKILL after job.grace. SIGINT or SIGTERM to us becomes one SIGTERM
 // to every worker (they save and end with 130); a second one kills them.
 // Throws WorldError if a worker cannot be started (the others are ended first). Call from the main
 // thread; signal handlers are put back as they were.
