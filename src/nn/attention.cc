@@ -52,7 +52,7 @@ Block block_at(const Problem& p, std::int64_t sample, std::int64_t begin) {
 }
 
 float* scratch(std::size_t which, std::int64_t size) {
-  thread_local std::vector<float> buffers[2];
+  thread_local std::vector<float> buffers[4];
   auto& buffer = buffers[which];
   if (buffer.size() < static_cast<std::size_t>(size)) buffer.resize(static_cast<std::size_t>(size));
   return buffer.data();
@@ -71,13 +71,21 @@ void rotate(const Heads& h, const Rope& rope, const torch::Tensor& qkv, float di
   });
 }
 
-void forward_block(const Problem& p, std::int64_t sample, std::int64_t head, const Block& b) {
+// A head's rows [sequence, dim] as [dim, sequence]: products with it need no further copy.
+const float* transposed_head(const Heads& h, const float* rows, std::size_t which) {
+  float* out = scratch(which, h.dim * h.sequence);
+  transposed_copy(rows, h.row(), out, h.sequence, h.sequence, h.dim);
+  return out;
+}
+
+void forward_block(const Problem& p, std::int64_t sample, std::int64_t head, const Block& b,
+                   const float* key_columns) {
   const Heads& h = p.heads;
   const auto [query, key, value] = pointers(h, p.qkv, sample, head, head / p.group());
   const std::int64_t row = h.row(), width = h.heads * h.dim;
   float* scores = scratch(0, b.rows() * b.keys());
-  gemm(b.rows(), b.keys(), h.dim, {query + b.begin * row, row}, {key + b.low * row, row, true}, 0,
-       scores, b.keys());
+  gemm(b.rows(), b.keys(), h.dim, {query + b.begin * row, row}, {key_columns + b.low, h.sequence},
+       0, scores, b.keys());
   float* lse = p.lse.data_ptr<float>() + (sample * h.heads + head) * h.sequence;
   for (std::int64_t i = b.begin; i < b.end; ++i)
     lse[i] = kernels().softmax(scores + (i - b.begin) * b.keys(), p.scale(),
@@ -88,16 +96,22 @@ void forward_block(const Problem& p, std::int64_t sample, std::int64_t head, con
 
 void forward(const Problem& p) {
   const Heads& h = p.heads;
-  at::parallel_for(0, h.batch * h.heads, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t task = begin; task < end; ++task)
-      for (std::int64_t q = 0; q < h.sequence; q += query_block)
-        forward_block(p, task / h.heads, task % h.heads, block_at(p, task / h.heads, q));
+  at::parallel_for(0, h.batch * h.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t sample = task / h.kv_heads, kv_head = task % h.kv_heads;
+      const float* key_columns =
+          transposed_head(h, pointers(h, p.qkv, sample, 0, kv_head).key, 2);
+      for (std::int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head)
+        for (std::int64_t q = 0; q < h.sequence; q += query_block)
+          forward_block(p, sample, head, block_at(p, sample, q), key_columns);
+    }
   });
 }
 
 // d_qkv's key and value rows are added to; its query rows are written.
 void backward_block(const Problem& p, const torch::Tensor& d_out, const torch::Tensor& d_qkv,
-                    std::int64_t sample, std::int64_t head, const Block& b) {
+                    std::int64_t sample, std::int64_t head, const Block& b,
+                    const float* key_columns, const float* value_columns) {
   const Heads& h = p.heads;
   const std::int64_t row = h.row(), width = h.heads * h.dim, keys = b.keys();
   const auto [query, key, value] = pointers(h, p.qkv, sample, head, head / p.group());
@@ -106,9 +120,9 @@ void backward_block(const Problem& p, const torch::Tensor& d_out, const torch::T
   const float *out = p.out.data_ptr<float>() + at, *gradient = d_out.data_ptr<float>() + at;
   float *scores = scratch(0, b.rows() * keys), *d_scores = scratch(1, b.rows() * keys);
 
-  gemm(b.rows(), keys, h.dim, {query + b.begin * row, row}, {key + b.low * row, row, true}, 0,
+  gemm(b.rows(), keys, h.dim, {query + b.begin * row, row}, {key_columns + b.low, h.sequence}, 0,
        scores, keys);
-  gemm(b.rows(), keys, h.dim, {gradient, width}, {value + b.low * row, row, true}, 0, d_scores,
+  gemm(b.rows(), keys, h.dim, {gradient, width}, {value_columns + b.low, h.sequence}, 0, d_scores,
        keys);
   const float* lse = p.lse.data_ptr<float>() + (sample * h.heads + head) * h.sequence;
   for (std::int64_t i = b.begin; i < b.end; ++i) {
@@ -132,9 +146,13 @@ torch::Tensor backward(const Problem& p, const torch::Tensor& d_out) {
   at::parallel_for(0, h.batch * h.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t sample = task / h.kv_heads, kv_head = task % h.kv_heads;
-      for (std::int64_t g = 0; g < p.group(); ++g)
+      const auto rows = pointers(h, p.qkv, sample, 0, kv_head);
+      const float* key_columns = transposed_head(h, rows.key, 2);
+      const float* value_columns = transposed_head(h, rows.value, 3);
+      for (std::int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head)
         for (std::int64_t q = 0; q < h.sequence; q += query_block)
-          backward_block(p, d_out, d_qkv, sample, kv_head * p.group() + g, block_at(p, sample, q));
+          backward_block(p, d_out, d_qkv, sample, head, block_at(p, sample, q), key_columns,
+                         value_columns);
     }
   });
   return d_qkv;

@@ -1,6 +1,12 @@
 #include "nn/gemm.h"
 
+#include <ATen/Parallel.h>
 #include <torch/torch.h>
+
+#include <cstring>
+
+#include "base/error.h"
+#include "nn/kernels.h"
 
 // libtorch_cpu exports its BLAS under the Fortran name (MKL or OpenBLAS, 32-bit integers). Weak: a
 // libtorch built without one still works, through at::addmm.
@@ -11,7 +17,28 @@ extern "C" __attribute__((weak)) void sgemm_(const char* transpose_a, const char
                                              float* c, const int* ldc);
 
 namespace tutti::nn {
+
+#if defined(__x86_64__)
+namespace v4 {
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix b, float beta, float* c,
+          std::int64_t c_leading);
+void transposed_copy(const float* in, std::int64_t in_leading, float* out, std::int64_t out_leading,
+                     std::int64_t rows, std::int64_t columns);
+}  // namespace v4
+#endif
+
 namespace {
+
+bool has_avx512() {
+  static const bool found = std::strcmp(kernels().level, "x86-64-v4") == 0;
+  return found;
+}
+
+// Where our product was measured to be at least as fast as MKL's (nn_ops_bench).
+bool suits_ours(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a) {
+  if (!has_avx512() || n % 16 != 0 || k == 0) return false;
+  return m * n * k <= (1 << 20) || (!a.transposed && n <= 512 && k <= 2048);
+}
 
 torch::Tensor view(Matrix matrix, std::int64_t rows, std::int64_t columns) {
   auto* data = const_cast<float*>(matrix.data);
@@ -22,8 +49,8 @@ torch::Tensor view(Matrix matrix, std::int64_t rows, std::int64_t columns) {
 
 }  // namespace
 
-void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix b, float beta, float* c,
-          std::int64_t c_leading) {
+void blas_gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix b, float beta,
+               float* c, std::int64_t c_leading) {
   if (m == 0 || n == 0) return;
   if (sgemm_ == nullptr || k == 0) {
     torch::NoGradGuard no_grad;
@@ -38,6 +65,34 @@ void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix b, fl
   const float one = 1;
   sgemm_(b.transposed ? "T" : "N", a.transposed ? "T" : "N", &columns, &rows, &inner, &one, b.data,
          &ldb, a.data, &lda, &beta, c, &ldc);
+}
+
+void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix b, float beta, float* c,
+          std::int64_t c_leading) {
+  TUTTI_ASSERT(beta == 0 || beta == 1);
+#if defined(__x86_64__)
+  if (suits_ours(m, n, k, a)) {
+    constexpr std::int64_t tile = 8;  // a thread takes whole tiles of rows
+    const std::int64_t grain = std::max<std::int64_t>(1, (std::int64_t{1} << 21) / (n * k * tile));
+    at::parallel_for(0, (m + tile - 1) / tile, grain, [&](std::int64_t begin, std::int64_t end) {
+      const std::int64_t first = begin * tile, rows = std::min(m, end * tile) - first;
+      Matrix part = a;
+      part.data += a.transposed ? first : first * a.leading;
+      v4::gemm(rows, n, k, part, b, beta, c + first * c_leading, c_leading);
+    });
+    return;
+  }
+#endif
+  blas_gemm(m, n, k, a, b, beta, c, c_leading);
+}
+
+void transposed_copy(const float* in, std::int64_t in_leading, float* out, std::int64_t out_leading,
+                     std::int64_t rows, std::int64_t columns) {
+#if defined(__x86_64__)
+  if (has_avx512()) return v4::transposed_copy(in, in_leading, out, out_leading, rows, columns);
+#endif
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < columns; ++c) out[c * out_leading + r] = in[r * in_leading + c];
 }
 
 }  // namespace tutti::nn

@@ -64,6 +64,24 @@ int main() {
     report((std::string("linear ") + std::to_string(in) + " -> " + std::to_string(out)).c_str(),
            [&] { return nn::linear(a, {{w, {}}}); }, 2e-6 * 512 * in * out * 1e3);
   }
+  const auto product = [](std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb) {
+    const Tensor a = torch::randn({m, k}), b = torch::randn({k, n});
+    Tensor c = torch::empty({m, n});
+    const nn::Matrix left{a.data_ptr<float>(), ta ? m : k, ta}, right{b.data_ptr<float>(), tb ? k : n, tb};
+    const double ours = best([&] { nn::gemm(m, n, k, left, right, 0, c.data_ptr<float>(), n); }, 60);
+    const double blas = best([&] { nn::blas_gemm(m, n, k, left, right, 0, c.data_ptr<float>(), n); }, 60);
+    const double flops = 2e-3 * static_cast<double>(m * n * k);
+    std::printf("gemm %4ld x %4ld x %4ld %c%c         ours %5.0f GFLOP/s    BLAS %5.0f GFLOP/s\n", m, n, k,
+                ta ? 't' : 'n', tb ? 't' : 'n', flops / ours, flops / blas);
+  };
+  for (const auto& [in, out] : {std::pair{256, 512}, {256, 256}, {256, 1376}, {688, 256}}) {
+    product(tokens, out, in, false, true);
+    product(tokens, in, out, false, false);
+    product(out, in, tokens, true, false);
+  }
+  product(1024, 1024, 1024, false, true);
+  product(512, 3072, 768, false, true);
+  product(3072, 768, 2048, true, false);
   const Tensor head = leaf({256, embed});
   const Tensor targets = torch::randint(256, {tokens}, torch::kLong);
   report("head_loss", [&] { return nn::head_loss(x, head, targets, nn::Use::only); });

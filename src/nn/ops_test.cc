@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "nn/destination.h"
+#include "nn/gemm.h"
 #include "nn/kernels.h"
 #include "nn/plain.h"
 
@@ -244,5 +245,32 @@ TEST_CASE("kernels: all levels of this processor agree") {
     Tensor p = x.clone();
     for (int r = 0; r < 7; ++r) levels[i]->softmax(p.data_ptr<float>() + r * 37, 1, 0, 37, 37);
     CHECK(distance(p, torch::softmax(x, -1)) < 1e-6);
+  }
+}
+
+TEST_CASE("gemm: equals the BLAS for every transposition, edge and beta, inside strided memory") {
+  for (const auto& [m, n, k] : {std::tuple{1, 16, 1}, {8, 48, 192}, {13, 64, 200}, {70, 80, 33},
+                                {521, 32, 17}, {5, 7, 3}, {66, 112, 385}})
+    for (int which = 0; which < 8; ++which) {
+      const bool ta = which & 1, tb = which & 2;
+      const float beta = which & 4 ? 1.0f : 0.0f;
+      CAPTURE(m); CAPTURE(n); CAPTURE(k); CAPTURE(which);
+      const Tensor a = random({ta ? k : m, (ta ? m : k) + 3}), b = random({tb ? n : k, (tb ? k : n) + 5});
+      Tensor ours = random({m, n + 2}), theirs = ours.clone();
+      if (beta == 0) ours.narrow(1, 0, n).fill_(NAN);
+      const Matrix left{a.data_ptr<float>(), a.size(1), ta}, right{b.data_ptr<float>(), b.size(1), tb};
+      gemm(m, n, k, left, right, beta, ours.data_ptr<float>(), n + 2);
+      blas_gemm(m, n, k, left, right, beta, theirs.data_ptr<float>(), n + 2);
+      CHECK(distance(ours, theirs) < 1e-6);
+      CHECK(ours.narrow(1, n, 2).equal(theirs.narrow(1, n, 2)));
+    }
+}
+
+TEST_CASE("gemm: transposed_copy") {
+  for (const auto& [rows, columns] : {std::pair{16, 16}, {17, 35}, {1, 40}, {40, 3}}) {
+    const Tensor in = random({rows, columns + 1});
+    Tensor out = torch::empty({columns, rows});
+    transposed_copy(in.data_ptr<float>(), columns + 1, out.data_ptr<float>(), rows, rows, columns);
+    CHECK(out.equal(in.narrow(1, 0, columns).t()));
   }
 }
