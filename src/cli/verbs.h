@@ -1,0 +1,25 @@
+// The verbs of `tutti`, one file each. add_X() adds X to the command line; where it is the verb that
+// was typed, `chosen` becomes what main() then runs: it returns the exit code, and may throw.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+namespace tutti::cli {
+
+using Action = std::function<int()>;
+
+void add_train(CLI::App& app, Action& chosen);
+void add_resume(CLI::App& app, Action& chosen);
+void add_worker_verbs(CLI::App& app, Action& chosen);  // eval, generate, export
+void add_tokenize(CLI::App& app, Action& chosen);
+void add_tokenizer(CLI::App& app, Action& chosen);
+void add_recipe(CLI::App& app, Action& chosen);
+void add_checkpoint(CLI::App& app, Action& chosen);
+void add_doctor(CLI::App& app, Action& chosen);
+void add_version(CLI::App& app, Action& chosen);
+
+// What --help ends with; tests run it.
+inline std::string example(const std::string& command) { return "Example:\n  " + command + "\n"; }
+
+}  // namespace tutti::cli
