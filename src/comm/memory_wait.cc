@@ -1,0 +1,141 @@
+// How a rank waits for its peers, and what it says when they do not come.
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "comm/memory_communicator.h"
+
+namespace tutti::comm {
+namespace {
+
+constexpr double nap = 0.1;  // seconds between two looks at the world
+
+const char* operation_name(int operation) {
+  constexpr const char* names[] = {"barrier", "broadcast", "all_reduce", "all_gather",
+                                   "reduce_scatter", "all_to_all", "tree_all_reduce", "send", "recv"};
+  return names[operation];
+}
+
+// Counters wrap around.
+bool reached(std::uint32_t value, std::uint32_t target) {
+  return static_cast<std::int32_t>(value - target) >= 0;
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+bool same_call(const Posted& a, const Posted& b) {
+  return a.sequence == b.sequence && a.operation == b.operation && a.count == b.count &&
+         a.type == b.type && a.reduce == b.reduce && a.root == b.root && a.plan == b.plan;
+}
+
+}  // namespace
+
+void MemoryCommunicator::begin(const Call& call, int peer) {
+  if (!broken_.empty()) throw WorldError(broken_);
+  element_ = size_of(call.type);
+  current_.sequence = sequence_ + 1;
+  current_.operation = static_cast<std::int32_t>(call.operation);
+  current_.type = static_cast<std::int32_t>(call.type);
+  current_.count = call.count;
+  current_.reduce = static_cast<std::int32_t>(call.reduce);
+  current_.root = call.root;
+  current_peer_ = peer;
+}
+
+void MemoryCommunicator::synchronise() {
+  publish(own(), own().phase, ++phase_);
+  for (int step = 1; step < size(); ++step) {
+    const int peer = (rank() + step) % size();
+    wait_for(peer, segment_->rank(peer).phase, phase_);
+  }
+}
+
+void MemoryCommunicator::check_peers() {
+  for (int peer = 0; peer < size(); ++peer)
+    if (!same_call(posted(peer), current_))
+      fail(str("rank ", peer, " called ", describe(posted(peer)),
+               "; all ranks must make the same calls in the same order"));
+}
+
+template <class Arrived>
+void MemoryCommunicator::check_world(int peer, double started, Arrived arrived) {
+  GroupBlock& group = segment_->group();
+  if (group.aborted.load() == 2) fail(group.reason);
+  const bool alone = current_peer_ >= 0;  // send and recv depend on one peer only
+  const auto late = [&](int r) {
+    if (r == rank()) return false;
+    return alone ? r == peer && !arrived() : !reached(segment_->rank(r).phase.load(), phase_);
+  };
+  for (int r = 0; r < static_cast<int>(processes_.size()); ++r)
+    if (late(r) && processes_[static_cast<std::size_t>(r)].ended() && late(r))
+      fail(str("rank ", r, " (process ", segment_->rank(r).process.load(), ") has ended"));
+  if (real_clock().now() - started < timeout()) return;
+  std::string text;
+  for (int r = 0; r < size(); ++r)
+    if (late(r)) text += str(text.empty() ? "rank " : ", rank ", r);
+  if (!text.empty()) fail(str(text, " did not come within ", timeout(), " s"));
+}
+
+void MemoryCommunicator::wait_for(int peer, std::atomic<std::uint32_t>& counter,
+                                  std::uint32_t target) {
+  const auto arrived = [&] { return reached(counter.load(), target); };
+  if (arrived()) return;
+  const double started = real_clock().now();
+  while (real_clock().now() - started < options_.spin_seconds)
+    for (int i = 0; i < 32; ++i) {
+      if (arrived()) return;
+      relax();
+    }
+  std::this_thread::yield();
+  for (;;) {
+    const std::uint32_t seen = counter.load();
+    if (reached(seen, target)) return;
+    const double left = started + timeout() - real_clock().now();
+    sleep_on(segment_->rank(peer), counter, seen, std::clamp(left, 0.0, nap));
+    if (arrived()) return;
+    check_world(peer, started, arrived);
+  }
+}
+
+// Broken from now on, and so are the peers: they cannot go on without this rank.
+void MemoryCommunicator::fail(const std::string& cause) {
+  broken_ = str(transport(), " group '", group(), "', rank ", rank(), " of ", size(), ", ",
+                describe(current_), ": ", cause);
+  abort(str("rank ", rank(), " failed: ", cause));
+  throw WorldError(broken_);
+}
+
+void MemoryCommunicator::abort(const std::string& reason) {
+  GroupBlock& group = segment_->group();
+  std::uint32_t expected = 0;
+  if (!group.aborted.compare_exchange_strong(expected, 1)) return;
+  const std::size_t length = std::min(reason.size(), sizeof group.reason - 1);
+  std::memcpy(group.reason, reason.data(), length);
+  group.aborted.store(2);
+  wake_all(*segment_, size());
+}
+
+std::string MemoryCommunicator::describe(const Posted& call) const {
+  const auto operation = static_cast<Operation>(call.operation);
+  std::string text = operation_name(call.operation);
+  if (operation == Operation::send || operation == Operation::recv)
+    return str(text, operation == Operation::send ? " to" : " from", " rank ", current_peer_, " (",
+               call.count, " bytes)");
+  text += str(" #", call.sequence);
+  if (operation == Operation::barrier) return text;
+  text += str(" (", name_of(static_cast<DType>(call.type)), " x ", call.count);
+  if (operation == Operation::broadcast) text += str(", root ", call.root);
+  if (operation == Operation::all_reduce || operation == Operation::reduce_scatter) {
+    constexpr const char* names[] = {"sum", "max", "min"};
+    text += str(", ", names[call.reduce]);
+  }
+  return text + ")";
+}
+
+}  // namespace tutti::comm
