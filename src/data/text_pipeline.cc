@@ -123,8 +123,7 @@ PreTokenizer splitter(Regex regex, Behavior behavior, bool invert) {
 
 void add_prefix_space(Pieces& pieces) {
   for (std::string_view& piece : pieces.views) {
-    std::size_t length = 0;
-    if (piece.empty() || is_white_space(decode_utf8(piece, 0, length))) continue;
+    if (piece.empty() || piece.starts_with(' ')) continue;
     pieces.owned.push_back(" " + std::string(piece));
     piece = pieces.owned.back();
   }
