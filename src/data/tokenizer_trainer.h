@@ -16,7 +16,7 @@ struct TrainerOptions {
   std::string split = "llama3"; // gpt2 | llama3 | qwen: the pattern that cuts text into words
   std::vector<std::string> special = {"<|endoftext|>"};  // ids 0, 1, ...; the first ends documents
   std::int64_t min_frequency = 2;                        // of a merged pair
-  std::function<void(std::int64_t done, std::int64_t total)> progress;  // merges; may be empty
+  std::function<void(std::int64_t done, std::int64_t total)> progress = {};  // merges; may be empty
 };
 
 class TokenizerTrainer {

@@ -75,11 +75,15 @@ STRINGS[:6] = ["", " ", "\n", "a", "x" * 3000, "ab " * 500]
 TEXT = [" ".join(random.Random(f"text {i}").choices(WORDS, k=12)) + "\n" for i in range(3000)]
 
 
+TUTTI = os.path.join(BIN, "tutti")
+BENCH = os.path.join(BIN, "data_lines_bench")  # the same filter, where `tutti` has none
+HELP = subprocess.run([TUTTI, "tokenizer", "encode", "--help"], capture_output=True, text=True).stdout if os.path.exists(TUTTI) else ""
+
+
 def program(verb, tokenizer):
-    tutti = os.path.join(BIN, "tutti")
-    if os.path.exists(tutti) and not os.environ.get("TUTTI_LINES"):
-        return [tutti, "tokenizer", verb, "--tokenizer", tokenizer, "--lines"]
-    return [os.path.join(BIN, "data_lines_bench"), verb, tokenizer]
+    if "--lines" in HELP:
+        return [TUTTI, "tokenizer", verb, "--tokenizer", tokenizer, "--lines"]
+    return [BENCH, verb, tokenizer]
 
 
 def through(verb, tokenizer, values):
@@ -198,6 +202,24 @@ class Parity(unittest.TestCase):
                                        hard_vocab_limit=False, **options)
         theirs = spm.SentencePieceProcessor(model_file=prefix + ".model")
         self.compare(prefix + ".model", theirs.encode(STRINGS), theirs.decode)
+
+    @unittest.skipUnless(HELP, "no tutti in TUTTI_BIN")
+    def test_trained_by_tutti(self):
+        text = os.path.join(self.folder.name, "text.txt")
+        with open(text, "w") as f:
+            f.write("".join(TEXT))
+        for split in ("gpt2", "llama3", "qwen"):
+            with self.subTest(split):
+                path = os.path.join(self.folder.name, "made.json")
+                subprocess.run([TUTTI, "tokenizer", "train", text, "--vocab", "900", "--split", split, "--out", path],
+                               check=True, capture_output=True)
+                theirs = Tokenizer.from_file(path)
+                self.assertGreater(theirs.get_vocab_size(), 500)
+                self.compare(path, [e.ids for e in theirs.encode_batch(STRINGS)],
+                             lambda ids: theirs.decode(ids, skip_special_tokens=False))
+                one = subprocess.run([TUTTI, "tokenizer", "encode", "--tokenizer", path, "--json"], check=True,
+                                     input=TEXT[0].encode(), capture_output=True).stdout
+                self.assertEqual(json.loads(one), theirs.encode(TEXT[0]).ids)
 
     def test_sentencepiece(self):
         for kind in ("unigram", "bpe"):
