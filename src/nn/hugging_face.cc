@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "nn/stored_tensors.h"
+#include "checkpoint/stored_tensors.h"
 
 namespace tutti::nn {
 namespace {

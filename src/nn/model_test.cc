@@ -216,3 +216,22 @@ TEST_CASE("model: refuses ids outside the vocabulary and too long inputs") {
                        tutti::ConfigError);
   CHECK_THROWS_AS(model->logits(torch::zeros({1, 21}, torch::kLong)), tutti::ConfigError);
 }
+
+// Wavelengths 2 pi 10000^(i/4) = 6.3, 63, 628, 6283 against a first context of 100: the first is kept
+// (below 100 / 4), the last two are slowed (above 100 / 1), the second lies between.
+TEST_CASE("model: Llama 3 slows only the long wavelengths") {
+  tutti::recipe::Model c;
+  c.head_dim = 8;
+  const auto angles = [&] {
+    const Rope table = rope_table(c, 2);
+    return torch::atan2(table.sine[1], table.cosine[1]).to(torch::kDouble);
+  };
+  const Tensor plain = angles();
+  CHECK(distance(plain, torch::tensor({1.0, 0.1, 0.01, 0.001})) < 1e-7);
+  c.rope_scaling = {"linear", 4, 1, 4, 100};
+  CHECK(distance(angles(), plain / 4) < 1e-7);
+  c.rope_scaling = {"llama3", 8, 1, 4, 100};
+  const double smooth = (100 / 62.83185307 - 1) / 3;
+  const double between = ((1 - smooth) / 8 + smooth) * 0.1;
+  CHECK(distance(angles(), torch::tensor({1.0, between, 0.00125, 0.000125})) < 1e-7);
+}

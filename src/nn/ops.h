@@ -53,7 +53,8 @@ struct Projection {
 // memory (in this order) run as one matrix product, and so do their gradients.
 torch::Tensor linear(const torch::Tensor& x, const std::vector<Projection>& projections);
 
-// [tokens, gate | up] -> silu(gate) * up.
+// [tokens, gate | up] -> silu(gate) * up. CONSUMES gate_up in the backward pass (unless it is a leaf
+// or the graph is kept): nothing else may need its values.
 torch::Tensor swiglu(const torch::Tensor& gate_up);
 // GPT-2's tanh form.
 torch::Tensor gelu(const torch::Tensor& x);
