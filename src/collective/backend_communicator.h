@@ -1,0 +1,68 @@
+// A Communicator over any c10d backend. Data move as bytes (all_to_all of slices, all_gather) and are
+// summed here, along the fixed tree, so that the bits are those of every other transport.
+//
+// A mismatch of calls between ranks is only found where the backend finds it.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace tutti::collective {
+
+class BackendCommunicator : public comm::Communicator {
+ public:
+  // `lost_peers` returns "rank 2 (process 17) has ended" or "", and is asked when a call fails.
+  BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backend, std::string transport,
+                      std::string group, double timeout, std::function<std::string()> lost_peers);
+
+  const char* transport() const override { return transport_.c_str(); }
+  void barrier() override;
+  void broadcast(void* data, std::size_t count, DType type, int root) override;
+  void all_reduce(void* data, std::size_t count, DType type, comm::Reduce reduce) override;
+  void all_gather(const void* in, void* out, std::size_t count, DType type) override;
+  void reduce_scatter(const void* in, void* out, std::size_t count, DType type,
+                      comm::Reduce reduce) override;
+  void all_to_all(const void* in, void* out, std::size_t count, DType type) override;
+  void send(const void* data, std::size_t bytes, int to) override;
+  void recv(void* data, std::size_t bytes, int from) override;
+  void tree_all_reduce(std::span<const void* const> nodes, void* out, std::size_t count, DType type,
+                       const comm::ReductionPlan& plan) override;
+  // Later calls throw; a call that waits ends at its deadline.
+  void abort(const std::string& reason) override;
+
+ private:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  struct Name {
+    const char* operation;
+    DType type = DType::u8;
+    std::size_t count = 0;
+  };
+
+  // Starts a call of the backend, waits, and gives its errors our names.
+  template <class Start>
+  void run(const Name& name, Start start);
+  void exchange(const Name& name, at::Tensor& out, at::Tensor& in);
+  void reduce_slices(const Name& name, std::span<const void* const> nodes, void* out,
+                     comm::Reduce reduce, const comm::ReductionPlan& plan);
+  [[noreturn]] void fail(const Name& name, const std::string& cause);
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::string transport_;
+  std::function<std::string()> lost_peers_;
+  comm::ReductionPlan ranks_plan_;  // one id a rank
+  double backend_timeout_;
+  std::uint64_t sequence_ = 0;
+  std::string broken_;
+  std::mutex mutex_;  // of abort_reason_
+  std::string abort_reason_;
+  at::Tensor scratch_[4];  // bytes; grow, never shrink
+};
+
+}  // namespace tutti::collective

@@ -1,0 +1,231 @@
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "collective/gloo.h"
+#include "collective/group.h"
+#include "comm/conformance.h"
+
+using namespace tutti;
+using namespace tutti::collective;
+
+namespace {
+
+struct Port {
+  int socket_fd, number;
+};
+
+// A listening port of the system's choice; the caller closes it.
+Port taken_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  socklen_t bytes = sizeof address;
+  REQUIRE(bind(fd, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
+  REQUIRE(listen(fd, 1) == 0);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes);
+  return {fd, ntohs(address.sin_port)};
+}
+
+int free_port() {
+  const Port port = taken_port();
+  close(port.socket_fd);
+  return port.number;
+}
+
+GroupOptions options_of(const char* transport, int rank, int size, int port) {
+  GroupOptions options;
+  options.transport = transport;
+  options.rank = rank;
+  options.size = size;
+  options.local_size = size;
+  options.port = port;
+  options.name = str("test-", getppid(), "-", port);
+  options.timeout = 20;
+  return options;
+}
+
+// body(rank) on `size` threads; all errors' texts.
+std::string on_threads(int size, const std::function<void(int)>& body) {
+  std::mutex mutex;
+  std::string errors;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex);
+        errors += str("rank ", rank, ": ", error.what(), "\n");
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  return errors;
+}
+
+std::string as_bytes(const at::Tensor& tensor) {
+  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+void check_group(Group& group) {
+  const int rank = group.rank(), size = group.size();
+  const auto require = [](bool holds, const char* what) {
+    if (!holds) throw WorldError(what);
+  };
+  at::Tensor one = at::full({1000}, rank + 1, at::kFloat), other = at::full({3}, rank, at::kLong);
+  auto first = group.all_reduce_async(one);
+  auto second = group.broadcast_async(other, size - 1);
+  second->wait();
+  require(first->done(), "operations end in order");
+  require(one.eq(size * (size + 1) / 2).all().item<bool>(), "all_reduce");
+  require(other.eq(size - 1).all().item<bool>(), "broadcast");
+  const at::Tensor all = group.all_gather(at::full({2, 2}, rank, at::kInt));
+  require(all.sizes() == at::IntArrayRef({size, 2, 2}) && all[size - 1].eq(size - 1).all().item<bool>(),
+          "all_gather");
+  at::Tensor shared = group.empty_shared(5000, at::kDouble);
+  shared.fill_(rank);
+  group.all_reduce(shared, comm::Reduce::max);
+  require(shared.eq(size - 1).all().item<bool>(), "shared memory");
+  group.barrier();
+}
+
+void check_backend(c10d::Backend& backend) {
+  const int rank = backend.getRank(), size = backend.getSize();
+  std::vector<at::Tensor> data{at::full({7}, 1.0)};
+  backend.allreduce(data)->wait();
+  at::Tensor in = at::arange(size * 2, at::kFloat) + rank, out = at::empty({2}, at::kFloat);
+  backend._reduce_scatter_base(out, in)->wait();
+  at::Tensor all = at::empty({size * 2}, at::kFloat);
+  backend._allgather_base(all, out)->wait();
+  const at::Tensor expected = at::arange(size * 2, at::kFloat) * size + size * (size - 1) / 2;
+  std::vector<std::vector<at::Tensor>> lists{{}};
+  for (int r = 0; r < size; ++r) lists[0].push_back(at::empty({2}, at::kFloat));
+  std::vector<at::Tensor> mine{out};
+  backend.allgather(lists, mine)->wait();
+  at::Tensor swapped = at::empty_like(all);
+  std::vector<std::int64_t> equal;
+  backend.alltoall_base(swapped, in, equal, equal)->wait();
+  backend.barrier()->wait();
+  if (!data[0].eq(size).all().item<bool>() || !all.equal(expected) ||
+      !at::cat(lists[0]).equal(expected) || swapped[0].item<float>() != static_cast<float>(rank * 2))
+    throw WorldError("backend");
+}
+
+}  // namespace
+
+TEST_CASE("Conformance: Gloo") {
+  for (const int size : {1, 2, 3}) {
+    const int port = free_port();
+    CHECK(on_threads(size, [&](int rank) {
+            auto communicator = join_gloo(options_of("gloo", rank, size, port));
+            comm::check_conformance(*communicator);
+          }) == "");
+  }
+}
+
+TEST_CASE("Tree sums over Gloo have the bits of every other transport") {
+  for (const DType type : {DType::f32, DType::f64, DType::bf16}) {
+    const std::string expected = comm::tree_sum_twin(13, 1001, type);
+    for (const int size : {1, 2, 3, 5, 7}) {
+      const int port = free_port();
+      CHECK(on_threads(size, [&](int rank) {
+              auto communicator = join_gloo(options_of("gloo", rank, size, port));
+              if (comm::tree_sum(*communicator, 13, 1001, type) != expected)
+                throw WorldError("other bits");
+            }) == "");
+    }
+  }
+}
+
+TEST_CASE("Group and c10d backend: shm, gloo, threads") {
+  for (const char* transport : {"shm", "gloo", "auto"})
+    for (const int size : {1, 2, 3}) {
+      const int port = free_port();
+      CHECK(on_threads(size, [&](int rank) {
+              auto group = make_group(options_of(transport, rank, size, port));
+              check_group(*group);
+              check_backend(*group->backend());
+            }) == "");
+    }
+  const auto groups = make_thread_groups(5);
+  CHECK(on_threads(5, [&](int rank) {
+          check_group(*groups[static_cast<std::size_t>(rank)]);
+          check_backend(*groups[static_cast<std::size_t>(rank)]->backend());
+        }) == "");
+}
+
+TEST_CASE("tree_all_reduce of tensors: asynchronous, in place, equal to the tree by hand") {
+  const auto plan = comm::plan_reduction(comm::even_ranges(3, 2));
+  const at::Tensor leaves = at::rand({3, 5001});
+  const at::Tensor expected = (leaves[0] + leaves[1]) + leaves[2];
+  const auto groups = make_thread_groups(2);
+  CHECK(on_threads(2, [&](int rank) {
+          at::Tensor mine = rank == 0 ? leaves[0] + leaves[1] : leaves[2].clone();
+          auto work = groups[static_cast<std::size_t>(rank)]->tree_all_reduce_async({mine}, mine, plan);
+          work->wait();
+          if (as_bytes(mine) != as_bytes(expected)) throw WorldError("other bits");
+        }) == "");
+}
+
+TEST_CASE("A failing peer ends the others' waits; a taken port and a wrong name are said") {
+  const auto groups = make_thread_groups(2);
+  const std::string errors = on_threads(2, [&](int rank) {
+    if (rank == 1) return groups[1]->abort("rank 1 had enough");
+    groups[0]->barrier();
+  });
+  CHECK_MESSAGE(errors.find("rank 1 had enough") != std::string::npos, errors);
+  const Port port = taken_port();
+  CHECK_THROWS_WITH_AS(make_group(options_of("gloo", 0, 1, port.number)), doctest::Contains("is taken"),
+                       WorldError);
+  close(port.socket_fd);
+  CHECK_THROWS_AS(make_group(options_of("pigeon", 0, 1, 1)), ConfigError);
+  CHECK_THROWS_AS(make_group(options_of("gloo", 0, 1, 0)), ConfigError);
+}
+
+TEST_CASE("Gloo: a killed peer is named") {
+  const int port = free_port();
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const std::string name = str("kill-", getpid());
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < 2; ++rank) {
+    const pid_t child = fork();
+    if (child == 0) {
+      try {
+        auto options = options_of("gloo", rank, 2, port);
+        options.name = name;
+        auto communicator = join_gloo(options);
+        communicator->barrier();
+        if (rank == 1) kill(getpid(), SIGKILL);
+        std::vector<float> data(1000);
+        for (;;) communicator->all_reduce(data.data(), 1000, DType::f32, comm::Reduce::sum);
+      } catch (const std::exception& error) {
+        [[maybe_unused]] const auto n = write(ends[1], error.what(), std::strlen(error.what()));
+      }
+      _exit(0);
+    }
+    children.push_back(child);
+  }
+  close(ends[1]);
+  std::string text;
+  char buffer[1024];
+  for (ssize_t got; (got = read(ends[0], buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<std::size_t>(got));
+  close(ends[0]);
+  for (const pid_t child : children) waitpid(child, nullptr, 0);
+  CHECK_MESSAGE(text.find("rank 1 (process ") != std::string::npos, text);
+  CHECK_MESSAGE(text.find("all_reduce #") != std::string::npos, text);
+}
