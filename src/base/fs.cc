@@ -62,11 +62,15 @@ std::string read_file(const fs::path& path) {
 }
 
 void write_file(const fs::path& path, std::string_view content) {
+  write_file(path, std::span(&content, 1));
+}
+
+void write_file(const fs::path& path, std::span<const std::string_view> parts) {
   fs::path beside = path;
   beside += str(".tmp-", ::getpid());
   try {
     const Descriptor file(beside, O_WRONLY | O_CREAT | O_TRUNC, "write");
-    write_all(file.get(), content, path);
+    for (const std::string_view part : parts) write_all(file.get(), part, path);
     if (::fsync(file.get()) != 0)
       throw WorldError(str("cannot make ", path.string(), " durable: ", errno_text()));
   } catch (...) {

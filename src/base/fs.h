@@ -17,6 +17,9 @@ std::string read_file(const fs::path& path);
 // old content or the new, whole, also after a power cut.
 void write_file(const fs::path& path, std::string_view content);
 
+// The same from parts, so that large content need not be copied together first.
+void write_file(const fs::path& path, std::span<const std::string_view> parts);
+
 void make_folders(const fs::path& path);
 
 // fsync of a file or a folder.

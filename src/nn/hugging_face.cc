@@ -10,20 +10,33 @@
 #include "checkpoint/stored_tensors.h"
 
 namespace tutti::nn {
+
+using checkpoint::StoredFile, checkpoint::StoredTensor, checkpoint::write_stored;
+
 namespace {
 
 torch::ScalarType torch_type(DType type) {
   switch (type) {
-    case DType::f64: return torch::kDouble;
-    case DType::f16: return torch::kHalf;
-    case DType::bf16: return torch::kBFloat16;
-    case DType::i64: return torch::kLong;
-    case DType::i32: return torch::kInt;
-    case DType::i16: return torch::kShort;
-    case DType::i8: return torch::kChar;
-    case DType::u8: return torch::kByte;
-    case DType::boolean: return torch::kBool;
-    default: return torch::kFloat;
+    case DType::f64:
+      return torch::kDouble;
+    case DType::f16:
+      return torch::kHalf;
+    case DType::bf16:
+      return torch::kBFloat16;
+    case DType::i64:
+      return torch::kLong;
+    case DType::i32:
+      return torch::kInt;
+    case DType::i16:
+      return torch::kShort;
+    case DType::i8:
+      return torch::kChar;
+    case DType::u8:
+      return torch::kByte;
+    case DType::boolean:
+      return torch::kBool;
+    default:
+      return torch::kFloat;
   }
 }
 
@@ -57,7 +70,8 @@ std::vector<fs::path> weight_files(const fs::path& folder) {
 }
 
 // A base model's file ("h.0...") has no prefix that the whole model's names have.
-std::string full_name(const std::string& stored, const std::map<std::string, torch::Tensor>& wanted) {
+std::string full_name(const std::string& stored,
+                      const std::map<std::string, torch::Tensor>& wanted) {
   if (wanted.count(stored)) return stored;
   for (const char* prefix : {"transformer.", "model."})
     if (wanted.count(prefix + stored)) return prefix + stored;
@@ -148,15 +162,16 @@ void save_pretrained(const LanguageModel& model, const fs::path& folder,
     for (const auto& name : shards[i]) {
       alive.push_back(parameters[name].detach().to(torch::kCPU, type).contiguous());
       const auto* data = static_cast<const std::byte*>(alive.back().data_ptr());
-      tensors.push_back({name, {options.dtype, parameters[name].sizes().vec(),
-                                {data, alive.back().nbytes()}}});
+      tensors.push_back(
+          {name, {options.dtype, parameters[name].sizes().vec(), {data, alive.back().nbytes()}}});
       map[name] = file;
     }
     write_stored(folder / file, tensors);
   }
   const fs::path index = folder / "model.safetensors.index.json";
   if (shards.size() > 1) {
-    write_file(index, Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}.dump(2) + "\n");
+    write_file(index,
+               Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}.dump(2) + "\n");
     fs::remove(folder / "model.safetensors");
   } else {
     fs::remove(index);

@@ -1,0 +1,216 @@
+#include "optim/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "optim/kernels.h"
+
+namespace tutti::optim {
+namespace {
+
+torch::Tensor part(const torch::Tensor& flat, const Segment& segment) {
+  return flat.narrow(0, segment.offset, segment.size).view(segment.shape);
+}
+
+bool decays(const Segment& segment) { return segment.shape.size() >= 2; }
+
+// Calls run(pointers..., count) for every segment in equal chunks, over the intra-op threads; the
+// buffers share the segments' offsets.
+template <class T, class Run>
+void for_chunks(const Segment& segment, const Run& run) {
+  at::parallel_for(0, segment.size, 1 << 14, [&](std::int64_t first, std::int64_t end) {
+    run(segment.offset + first, end - first);
+  });
+}
+
+class Moments {
+ public:
+  Moments(std::vector<Segment> segments, const torch::Tensor& like, std::vector<std::string> names)
+      : segments_(std::move(segments)), names_(std::move(names)) {
+    for (std::size_t i = 0; i < names_.size(); ++i) buffers_.push_back(torch::zeros_like(like));
+  }
+  const std::vector<Segment>& segments() const { return segments_; }
+  torch::Tensor& operator[](std::size_t i) { return buffers_[i]; }
+  std::vector<NamedTensor> state() {
+    std::vector<NamedTensor> all;
+    for (std::size_t i = 0; i < names_.size(); ++i)
+      for (const Segment& segment : segments_)
+        all.push_back({"optimizer." + names_[i] + "/" + segment.name, part(buffers_[i], segment)});
+    return all;
+  }
+
+ private:
+  std::vector<Segment> segments_;
+  std::vector<std::string> names_;
+  std::vector<torch::Tensor> buffers_;
+};
+
+class AdamWOptimizer : public Optimizer {
+ public:
+  AdamWOptimizer(const recipe::Optimizer& recipe, std::vector<Segment> segments,
+                 const torch::Tensor& like)
+      : recipe_(recipe), moments_(std::move(segments), like, {"exp_avg", "exp_avg_sq"}) {}
+
+  void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step, double lr,
+            double scale) override {
+    const double t = static_cast<double>(step);
+    AdamW options{recipe_.beta1, recipe_.beta2, recipe_.eps, 1,
+                  lr / (1 - std::pow(recipe_.beta1, t)),
+                  1 / std::sqrt(1 - std::pow(recipe_.beta2, t)), scale};
+    for (const Segment& segment : moments_.segments()) {
+      options.decay = decays(segment) ? 1 - lr * recipe_.weight_decay : 1;
+      if (!master.device().is_cpu())
+        elsewhere(master, gradient, segment, options);
+      else if (master.scalar_type() == torch::kFloat)
+        here<float>(master, gradient, segment, options);
+      else
+        here<double>(master, gradient, segment, options);
+    }
+  }
+  std::vector<NamedTensor> state() override { return moments_.state(); }
+
+ private:
+  template <class T>
+  void here(torch::Tensor& master, const torch::Tensor& gradient, const Segment& segment,
+            const AdamW& options) {
+    T* w = master.data_ptr<T>();
+    const T* g = gradient.const_data_ptr<T>();
+    T *m = moments_[0].data_ptr<T>(), *v = moments_[1].data_ptr<T>();
+    for_chunks<T>(segment, [&](std::int64_t at, std::int64_t count) {
+      adamw(w + at, g + at, m + at, v + at, count, options);
+    });
+  }
+  // The same update as torch operations, for other devices.
+  void elsewhere(torch::Tensor& master, const torch::Tensor& gradient, const Segment& segment,
+                 const AdamW& o) {
+    auto w = part(master, segment), m = part(moments_[0], segment), v = part(moments_[1], segment);
+    const auto g = part(gradient, segment) * o.scale;
+    m.mul_(o.beta1).add_(g, 1 - o.beta1);
+    v.mul_(o.beta2).addcmul_(g, g, 1 - o.beta2);
+    w.mul_(o.decay).addcdiv_(m, (v.sqrt() * o.v_factor).add_(o.eps), -o.rate);
+  }
+
+  recipe::Optimizer recipe_;
+  Moments moments_;
+};
+
+class SgdOptimizer : public Optimizer {
+ public:
+  SgdOptimizer(const recipe::Optimizer& recipe, std::vector<Segment> segments,
+               const torch::Tensor& like)
+      : recipe_(recipe), moments_(std::move(segments), like, {"momentum"}) {}
+
+  void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t, double lr,
+            double scale) override {
+    for (const Segment& segment : moments_.segments()) {
+      const Sgd options{recipe_.momentum, decays(segment) ? 1 - lr * recipe_.weight_decay : 1, lr,
+                        scale, recipe_.nesterov};
+      if (!master.device().is_cpu())
+        elsewhere(master, gradient, segment, options);
+      else if (master.scalar_type() == torch::kFloat)
+        here<float>(master, gradient, segment, options);
+      else
+        here<double>(master, gradient, segment, options);
+    }
+  }
+  std::vector<NamedTensor> state() override { return moments_.state(); }
+
+ private:
+  template <class T>
+  void here(torch::Tensor& master, const torch::Tensor& gradient, const Segment& segment,
+            const Sgd& options) {
+    T *w = master.data_ptr<T>(), *b = moments_[0].data_ptr<T>();
+    const T* g = gradient.const_data_ptr<T>();
+    for_chunks<T>(segment, [&](std::int64_t at, std::int64_t count) {
+      sgd(w + at, g + at, b + at, count, options);
+    });
+  }
+  void elsewhere(torch::Tensor& master, const torch::Tensor& gradient, const Segment& segment,
+                 const Sgd& o) {
+    auto w = part(master, segment), b = part(moments_[0], segment);
+    const auto g = part(gradient, segment) * o.scale;
+    b.mul_(o.momentum).add_(g);
+    w.mul_(o.decay).add_(o.nesterov ? g + o.momentum * b : b, -o.lr);
+  }
+
+  recipe::Optimizer recipe_;
+  Moments moments_;
+};
+
+class MuonOptimizer : public Optimizer {
+ public:
+  MuonOptimizer(const recipe::Optimizer& recipe, const std::vector<Segment>& segments,
+                const torch::Tensor& like)
+      : recipe_(recipe),
+        matrices_(chosen(segments, true), like, {"muon_momentum"}),
+        rest_(recipe, chosen(segments, false), like) {}
+
+  void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step, double lr,
+            double scale) override {
+    rest_.step(master, gradient, step, lr, scale);
+    const double matrix_lr = recipe_.lr == 0 ? 0 : lr * recipe_.matrix_lr / recipe_.lr;
+    for (const Segment& segment : matrices_.segments()) {
+      auto momentum = part(matrices_[0], segment);
+      const auto g = part(gradient, segment) * scale;
+      momentum.mul_(recipe_.momentum).add_(g);
+      const auto direction = orthogonalise(recipe_.nesterov ? g + recipe_.momentum * momentum : momentum);
+      const double rows = static_cast<double>(segment.shape[0]),
+                   columns = static_cast<double>(segment.shape[1]);
+      part(master, segment)
+          .mul_(1 - matrix_lr * recipe_.weight_decay)
+          .add_(direction, -matrix_lr * std::sqrt(std::max(1.0, rows / columns)));
+    }
+  }
+  std::vector<NamedTensor> state() override {
+    auto all = matrices_.state();
+    for (NamedTensor& tensor : rest_.state()) all.push_back(std::move(tensor));
+    return all;
+  }
+
+ private:
+  static std::vector<Segment> chosen(const std::vector<Segment>& segments, bool hidden) {
+    std::vector<Segment> some;
+    for (const Segment& segment : segments)
+      if (is_hidden_matrix(segment) == hidden) some.push_back(segment);
+    return some;
+  }
+
+  recipe::Optimizer recipe_;
+  Moments matrices_;
+  AdamWOptimizer rest_;
+};
+
+}  // namespace
+
+bool is_hidden_matrix(const Segment& segment) {
+  if (segment.shape.size() != 2) return false;
+  for (const char* word : {"embed", "wte", "wpe", "lm_head"})
+    if (segment.name.find(word) != std::string::npos) return false;
+  return true;
+}
+
+torch::Tensor orthogonalise(const torch::Tensor& matrix) {
+  const bool tall = matrix.size(0) > matrix.size(1);
+  auto x = tall ? matrix.t().contiguous() : matrix;
+  x = x / (x.norm() + 1e-7);
+  for (int i = 0; i < 5; ++i) {
+    const auto a = x.mm(x.t());
+    x = torch::addmm(x, torch::addmm(a, a, a, -4.7750, 2.0315), x, 3.4445, 1);
+  }
+  return tall ? x.t().contiguous() : x;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,
+                                          std::vector<Segment> segments,
+                                          const torch::Tensor& master_like) {
+  if (recipe.name == "adamw")
+    return std::make_unique<AdamWOptimizer>(recipe, std::move(segments), master_like);
+  if (recipe.name == "sgd")
+    return std::make_unique<SgdOptimizer>(recipe, std::move(segments), master_like);
+  if (recipe.name == "muon")
+    return std::make_unique<MuonOptimizer>(recipe, segments, master_like);
+  throw ConfigError({{"optimizer.name", "", recipe.name, "must be one of adamw, muon, sgd", ""}});
+}
+
+}  // namespace tutti::optim

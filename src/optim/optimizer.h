@@ -1,0 +1,58 @@
+// Update rules over flat buffers: all parameters of a model lie in one buffer, each as a segment, so
+// that an update is one pass over contiguous memory.
+//
+// Every rule is elementwise in its result (Muon: per matrix), computed with the same instructions at
+// every position: the bits do not depend on how the buffer is cut or who updates which part.
+#pragma once
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "recipe/recipe.h"
+
+namespace tutti::optim {
+
+// One parameter inside the flat buffers. Gaps between segments are zero and stay zero.
+struct Segment {
+  std::string name;
+  std::int64_t offset = 0, size = 0;  // elements; offset is a multiple of 16
+  std::vector<std::int64_t> shape;
+};
+
+struct NamedTensor {
+  std::string name;     // "optimizer.exp_avg/<parameter>"
+  torch::Tensor value;  // a contiguous view in the parameter's shape; writing restores the state
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  // One update of `master` with gradient * scale. Both are flat, of one floating type and size.
+  // `step` counts from 1 (bias correction); `lr` is the scheduled learning rate.
+  virtual void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step,
+                    double lr, double scale) = 0;
+  virtual std::vector<NamedTensor> state() = 0;
+};
+
+// adamw  Loshchilov & Hutter, "Decoupled weight decay regularization", ICLR 2019, Algorithm 2 (as
+//        torch.optim.AdamW): w -= lr*wd*w; w -= lr/(1-b1^t) * m / (sqrt(v)/sqrt(1-b2^t) + eps).
+// sgd    b = momentum*b + g; w -= lr * (nesterov ? g + momentum*b : b); decoupled decay as above.
+// muon   Jordan et al., "Muon", 2024: nesterov momentum, orthogonalised by five Newton-Schulz steps,
+//        for the hidden matrices, with lr * matrix_lr / recipe lr; adamw for everything else.
+// Weight decay applies to segments of two and more dimensions.
+std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,
+                                          std::vector<Segment> segments,
+                                          const torch::Tensor& master_like);
+
+// The nearest semi-orthogonal matrix, roughly: singular values end within about [0.7, 1.2]. The
+// quintic iteration X <- aX + (bA + cA^2)X, A = XX^T, (a, b, c) = (3.4445, -4.7750, 2.0315) of the
+// same source, from X = G / |G|.
+torch::Tensor orthogonalise(const torch::Tensor& matrix);
+
+// Whether muon updates it by orthogonalisation: a matrix that is neither embedding nor head.
+bool is_hidden_matrix(const Segment& segment);
+
+}  // namespace tutti::optim

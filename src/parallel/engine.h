@@ -1,0 +1,86 @@
+// How a model is spread is an engine; what is trained is a task; neither knows the other's insides.
+//
+// One loss rule (promise 1): a task's loss is a numerator (a sum over targets) and a denominator
+// (their count). Both are summed over all micro-batches of the global batch, wherever they were
+// computed, and divided once, in Engine::step. A task never averages and never scales.
+#pragma once
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tutti::parallel {
+
+// The tensors of one micro-batch, first dimension the samples; their meaning is the task's.
+using Batch = std::vector<torch::Tensor>;
+
+struct Loss {
+  torch::Tensor sum;  // scalar: the loss summed over targets, differentiable
+  double count = 0;   // targets, >= 0
+};
+
+// A model with its loss: written for one device, called with whole micro-batches.
+class Task {
+ public:
+  virtual ~Task() = default;
+  virtual torch::nn::Module& module() = 0;
+  virtual Loss loss(const Batch& batch) = 0;
+  // What one sample costs, forward and backward, for MFU; 0 if not known.
+  virtual double flops_per_sample() const { return 0; }
+  // Called before each micro-batch with the optimizer step and the micro-batch's id in it, so that
+  // dropout draws by name and position (promise 4).
+  virtual void at(std::int64_t /*step*/, std::int64_t /*micro_batch*/) {}
+};
+
+// Micro-batch `id` of the batch that is being worked on; called on the engine's thread.
+using BatchSource = std::function<Batch(std::int64_t id)>;
+
+// One optimizer step as this rank saw it. Losses, counts and norms are those of the global batch
+// and the same bits on all ranks; times are this rank's, in seconds.
+struct StepOutcome {
+  double loss = 0;        // mean over the global batch's targets, before this update
+  double count = 0;       // targets in the global batch
+  double grad_norm = 0;   // before clipping
+  bool applied = true;    // false: a non-finite gradient; weights and optimizer are as before
+  std::string culprit;    // the first parameter whose gradient is not finite, or "loss"
+  double loss_scale = 1;  // fp16 only
+  double data_seconds = 0, forward_seconds = 0, backward_seconds = 0, wait_seconds = 0,
+         optimizer_seconds = 0;
+};
+
+// A tensor of the run's state, by its global name, as bytes that lie in the engine.
+struct StateTensor {
+  std::string name;     // "model/<parameter>", "optimizer.exp_avg/<parameter>", ...
+  torch::Tensor value;  // contiguous; writing into it restores the state
+};
+
+struct StepInput {
+  std::int64_t step = 0;  // counted from 0
+  double lr = 0;
+  BatchSource batches;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // Forward, backward, reduction, clipping, update. All ranks call it together. Throws WorldError
+  // if a peer is lost or late; nothing was updated then.
+  virtual StepOutcome step(const StepInput& input) = 0;
+
+  // Mean loss over micro-batches [0, count), shared among the ranks, without gradients.
+  virtual double evaluate(std::int64_t count, const BatchSource& batches) = 0;
+
+  // The same on every rank for replicated state. Call restored() after writing into the values.
+  virtual std::vector<StateTensor> state() = 0;
+  virtual void restored() = 0;
+
+  // Numbers that belong to the state beside tensors (loss scale, ...), as JSON text.
+  virtual std::string scalars() const = 0;
+  virtual void set_scalars(const std::string& json) = 0;
+};
+
+}  // namespace tutti::parallel

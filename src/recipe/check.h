@@ -1,0 +1,25 @@
+// Rules that tie several fields of a recipe together.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/fs.h"
+#include "recipe/recipe.h"
+
+namespace tutti::recipe {
+
+// Knows where a field was set: "a.yaml:12", "--set", or "" if it was not.
+using Where = std::function<std::string(const std::string& field)>;
+
+// Contradictions, each with the nearest legal values.
+std::vector<Violation> contradictions(const Recipe& recipe, const Where& where);
+
+// Fields that were set but have no effect.
+std::vector<Violation> without_effect(const Recipe& recipe, const Where& where);
+
+// Makes relative data paths that do not exist here relative to `folder`; absent ones are violations.
+std::vector<Violation> find_data(Recipe& recipe, const fs::path& folder, const Where& where);
+
+}  // namespace tutti::recipe

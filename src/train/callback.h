@@ -1,0 +1,59 @@
+// What a training run tells those who watch it, and what they may ask of it.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "parallel/engine.h"
+
+namespace tutti::train {
+
+// After an optimizer step. Loss and norm are those of the global batch; `step` counts from 1.
+struct StepEvent {
+  std::int64_t step = 0;
+  std::int64_t total_steps = 0;  // 0: not known (a duration in seconds)
+  double lr = 0;
+  double seconds = 0;             // of this step, wall time on this rank
+  double tokens_per_second = 0;   // targets a second over all ranks
+  double mfu = 0;                 // 0 if the task does not know its cost
+  std::optional<double> validation_loss;  // set on steps after which an evaluation ran
+  parallel::StepOutcome outcome;
+};
+
+// Runs on every rank at the same steps; callbacks that decide must decide alike on all ranks, which
+// they do when they look only at losses, norms, steps (the same bits everywhere).
+class Callback {
+ public:
+  virtual ~Callback() = default;
+  virtual void on_start(std::int64_t /*first_step*/, std::int64_t /*total_steps*/) {}
+  virtual void on_step(const StepEvent&) {}
+  virtual void on_evaluation(std::int64_t /*step*/, double /*validation_loss*/) {}
+  virtual void on_checkpoint(std::int64_t /*step*/) {}
+  // True ends the run after this step, in order: evaluation, checkpoint, report.
+  virtual bool should_stop() const { return false; }
+  virtual void on_end(std::int64_t /*steps*/) {}
+};
+
+// Stops when the validation loss has not fallen by `min_delta` for `patience` evaluations.
+class EarlyStop : public Callback {
+ public:
+  explicit EarlyStop(int patience, double min_delta = 0)
+      : patience_(patience), min_delta_(min_delta) {}
+  void on_evaluation(std::int64_t, double loss) override {
+    if (!best_ || loss < *best_ - min_delta_) {
+      best_ = loss;
+      waited_ = 0;
+    } else {
+      ++waited_;
+    }
+  }
+  bool should_stop() const override { return waited_ >= patience_; }
+
+ private:
+  int patience_;
+  double min_delta_;
+  std::optional<double> best_;
+  int waited_ = 0;
+};
+
+}  // namespace tutti::train
