@@ -101,8 +101,8 @@ std::vector<Segment> SentencePieceTokenizer::unigram(std::string_view text) cons
                                ? static_cast<float>(length) * max_score_ - 0.1
                                : static_cast<double>(piece.score);
       Node& node = ends[at + length];
-      const double total = score + here;
-      if (node.from == SIZE_MAX || total > node.score) node = {id, static_cast<float>(total), at};
+      const float total = static_cast<float>(score + here);  // Rounded first: ties decide as there.
+      if (node.from == SIZE_MAX || total > node.score) node = {id, total, at};
       single |= length == character;
     });
     Node& node = ends[at + character];
