@@ -1,7 +1,7 @@
-// Causal attention for CPU: one task per (sample, key head), a block of queries at a time. Scores of a
-// block live in cache; key blocks that no query of the block may see are skipped. Backward recomputes
-// the probabilities from the log-sum-exp of each row (Dao et al., "FlashAttention", 2022, without the
-// online softmax: a block holds whole rows).
+// Causal attention for CPU: one task per (sample, key head), a block of queries at a time. Scores
+// of a block live in cache; key blocks that no query of the block may see are skipped. Backward
+// recomputes the probabilities from the log-sum-exp of each row (Dao et al., "FlashAttention",
+// 2022, without the online softmax: a block holds whole rows).
 #include <ATen/Parallel.h>
 
 #include <cmath>
@@ -99,8 +99,7 @@ void forward(const Problem& p) {
   at::parallel_for(0, h.batch * h.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t sample = task / h.kv_heads, kv_head = task % h.kv_heads;
-      const float* key_columns =
-          transposed_head(h, pointers(h, p.qkv, sample, 0, kv_head).key, 2);
+      const float* key_columns = transposed_head(h, pointers(h, p.qkv, sample, 0, kv_head).key, 2);
       for (std::int64_t head = kv_head * p.group(); head < (kv_head + 1) * p.group(); ++head)
         for (std::int64_t q = 0; q < h.sequence; q += query_block)
           forward_block(p, sample, head, block_at(p, sample, q), key_columns);
@@ -170,9 +169,12 @@ void each_head_span(const Heads& h, const std::function<void(std::int64_t token,
 struct HeadNorm {
   Heads heads;
   torch::Tensor x, query_weight, key_weight, rstd;
-  const float* weight(bool key) const { return (key ? key_weight : query_weight).data_ptr<float>(); }
+  const float* weight(bool key) const {
+    return (key ? key_weight : query_weight).data_ptr<float>();
+  }
   float* scales(std::int64_t token, bool key) const {
-    return rstd.data_ptr<float>() + token * (heads.heads + heads.kv_heads) + (key ? heads.heads : 0);
+    return rstd.data_ptr<float>() + token * (heads.heads + heads.kv_heads) +
+           (key ? heads.heads : 0);
   }
 };
 
@@ -213,9 +215,8 @@ torch::Tensor norm_heads(const torch::Tensor& qkv, const Heads& heads,
                        static_cast<float>(eps));
   });
   if (history)
-    record({out}, {qkv, query_weight, key_weight}, "norm_heads", [n](Tensors&& g) {
-      return norm_heads_backward(n, g[0].contiguous());
-    });
+    record({out}, {qkv, query_weight, key_weight}, "norm_heads",
+           [n](Tensors&& g) { return norm_heads_backward(n, g[0].contiguous()); });
   return out;
 }
 

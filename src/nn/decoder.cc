@@ -67,8 +67,9 @@ void Decoder::check(const torch::Tensor& inputs, std::int64_t past) const {
   const auto* begin = ids.data_ptr<std::int64_t>();
   const auto [low, high] = std::minmax_element(begin, begin + ids.numel());
   if (*low < 0 || *high >= config_.vocab)
-    throw ConfigError(str("token id ", *low < 0 ? *low : *high, " is outside the model's vocabulary of ",
-                          config_.vocab, "; was the data made by another tokenizer?"));
+    throw ConfigError(str("token id ", *low < 0 ? *low : *high,
+                          " is outside the model's vocabulary of ", config_.vocab,
+                          "; was the data made by another tokenizer?"));
 }
 
 Rope Decoder::rope(std::int64_t offset, std::int64_t sequence) {
@@ -106,11 +107,10 @@ torch::Tensor Decoder::drop(const torch::Tensor& x, const std::string& name,
 }
 
 Decoder::Stream Decoder::embed(const torch::Tensor& inputs, const Pass& pass) {
-  const auto x =
-      embedding(inputs, token_embedding_, head_.defined() ? Use::only : Use::second);
+  const auto x = embedding(inputs, token_embedding_, head_.defined() ? Use::only : Use::second);
   if (!position_embedding_.defined()) return {drop(x, "embedding", pass), {}};
-  const auto positions = position_embedding(position_embedding_, pass.heads.batch,
-                                            pass.heads.sequence, pass.past);
+  const auto positions =
+      position_embedding(position_embedding_, pass.heads.batch, pass.heads.sequence, pass.past);
   if (pass.dropping) return {drop(x + positions, "embedding", pass), {}};
   return {x, positions};
 }
@@ -127,10 +127,9 @@ torch::Tensor Decoder::attend_cached(std::size_t index, const torch::Tensor& qkv
   }
   const auto append = [&](torch::Tensor& held, const torch::Tensor& more) {
     if (!held.defined() || held.size(2) < total) {
-      auto larger = torch::empty({h.batch, h.kv_heads, std::max<std::int64_t>(64, 2 * total), h.dim},
-                                 more.options());
-      if (held.defined())
-        larger.narrow(2, 0, pass.past).copy_(held.narrow(2, 0, pass.past));
+      auto larger = torch::empty(
+          {h.batch, h.kv_heads, std::max<std::int64_t>(64, 2 * total), h.dim}, more.options());
+      if (held.defined()) larger.narrow(2, 0, pass.past).copy_(held.narrow(2, 0, pass.past));
       held = larger;
     }
     held.narrow(2, pass.past, h.sequence).copy_(more);

@@ -30,7 +30,8 @@ Destination::Destination(const torch::Tensor& parameter, Use use)
   const auto target = ask(parameter, use);
   sunk_ = target.grad.defined();
   accumulate_ = target.accumulate && sunk_;
-  tensor_ = sunk_ ? target.grad : torch::empty(parameter.sizes(), parameter.options().requires_grad(false));
+  tensor_ = sunk_ ? target.grad
+                  : torch::empty(parameter.sizes(), parameter.options().requires_grad(false));
 }
 
 float* Destination::data_to_add() {

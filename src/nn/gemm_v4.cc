@@ -1,7 +1,8 @@
-// The matrix product for processors with AVX-512. Transformer shapes (a few hundred rows, K of a few
-// hundred) are small enough that a library's copying of both operands shows; here only panels of b are
-// copied, and of a only if it is transposed. Each element of c is summed in the order of k in blocks
-// of k_block, whatever the split of rows: the bits do not depend on the number of threads.
+// The matrix product for processors with AVX-512. Transformer shapes (a few hundred rows, K of a
+// few hundred) are small enough that a library's copying of both operands shows; here only panels
+// of b are copied, and of a only if it is transposed. Each element of c is summed in the order of k
+// in blocks of k_block, whatever the split of rows: the bits do not depend on the number of
+// threads.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -15,7 +16,7 @@ namespace tutti::nn::v4 {
 namespace {
 
 constexpr std::int64_t lanes = 16;
-constexpr std::int64_t k_block = 192;   // a panel of b, 192 x 48, stays in the first-level cache
+constexpr std::int64_t k_block = 192;    // a panel of b, 192 x 48, stays in the first-level cache
 constexpr std::int64_t row_block = 512;  // its partner of a in the second
 constexpr std::int64_t tile_rows = 8;
 
@@ -65,8 +66,7 @@ template <int rows, int columns>
 TUTTI_INLINE void tile(std::int64_t k, Left a, const float* b, std::int64_t b_leading, float* c,
                        std::int64_t c_leading, bool add) {
   V sums[rows][columns];
-  TUTTI_UNROLL for (int i = 0; i < rows; ++i)
-    TUTTI_UNROLL for (int j = 0; j < columns; ++j)
+  TUTTI_UNROLL for (int i = 0; i < rows; ++i) TUTTI_UNROLL for (int j = 0; j < columns; ++j)
       sums[i][j] = add ? load(c + i * c_leading + lanes * j) : V{};
   for (std::int64_t p = 0; p < k; ++p) {
     V right[columns];
@@ -76,8 +76,7 @@ TUTTI_INLINE void tile(std::int64_t k, Left a, const float* b, std::int64_t b_le
       TUTTI_UNROLL for (int j = 0; j < columns; ++j) sums[i][j] += left * right[j];
     }
   }
-  TUTTI_UNROLL for (int i = 0; i < rows; ++i)
-    TUTTI_UNROLL for (int j = 0; j < columns; ++j)
+  TUTTI_UNROLL for (int i = 0; i < rows; ++i) TUTTI_UNROLL for (int j = 0; j < columns; ++j)
       store(c + i * c_leading + lanes * j, sums[i][j]);
 }
 
@@ -98,19 +97,23 @@ void panel(std::int64_t m, std::int64_t k, Left a, std::int64_t tile_step, const
 
 TUTTI_INLINE void interleave(V& a, V& b, int width) {
   if (width == 1) {
-    const V low = __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
+    const V low =
+        __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30);
     b = __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
     a = low;
   } else if (width == 2) {
-    const V low = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+    const V low =
+        __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
     b = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
     a = low;
   } else if (width == 4) {
-    const V low = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
+    const V low =
+        __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27);
     b = __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
     a = low;
   } else {
-    const V low = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    const V low =
+        __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
     b = __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
     a = low;
   }
@@ -122,8 +125,10 @@ void transpose_square(const float* in, std::int64_t in_leading, float* out,
   V rows[lanes];
   TUTTI_UNROLL for (int i = 0; i < lanes; ++i) rows[i] = load(in + i * in_leading);
   TUTTI_UNROLL for (int i = 0; i < lanes; i += 2) interleave(rows[i], rows[i + 1], 1);
-  TUTTI_UNROLL for (int i = 0; i < lanes; ++i) if ((i & 2) == 0) interleave(rows[i], rows[i + 2], 2);
-  TUTTI_UNROLL for (int i = 0; i < lanes; ++i) if ((i & 4) == 0) interleave(rows[i], rows[i + 4], 4);
+  TUTTI_UNROLL for (int i = 0; i < lanes; ++i) if ((i & 2) == 0)
+      interleave(rows[i], rows[i + 2], 2);
+  TUTTI_UNROLL for (int i = 0; i < lanes; ++i) if ((i & 4) == 0)
+      interleave(rows[i], rows[i + 4], 4);
   TUTTI_UNROLL for (int i = 0; i < 8; ++i) interleave(rows[i], rows[i + 8], 8);
   TUTTI_UNROLL for (int i = 0; i < lanes; ++i) store(out + i * out_leading, rows[i]);
 }
@@ -164,7 +169,9 @@ void copy_left(const float* a, std::int64_t leading, std::int64_t m, std::int64_
 }
 
 // The next panel's width in vectors: threes, with the rest as even as can be.
-std::int64_t panel_vectors(std::int64_t left) { return left == 1 ? 1 : left == 2 || left == 4 ? 2 : 3; }
+std::int64_t panel_vectors(std::int64_t left) {
+  return left == 1 ? 1 : left == 2 || left == 4 ? 2 : 3;
+}
 
 }  // namespace
 

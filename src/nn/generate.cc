@@ -24,15 +24,17 @@ std::vector<Choice> choices(const float* logits, std::int64_t vocab, const Sampl
   if (s.top_k == 0 && s.top_p >= 1) return all;
 
   const auto count = s.top_k > 0 ? std::min(s.top_k, vocab) : vocab;
-  std::partial_sort(all.begin(), all.begin() + count, all.end(), [](const Choice& a, const Choice& b) {
-    return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
-  });
+  std::partial_sort(all.begin(), all.begin() + count, all.end(),
+                    [](const Choice& a, const Choice& b) {
+                      return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+                    });
   all.resize(static_cast<std::size_t>(count));
   double total = 0;
   for (const auto& choice : all) total += choice.weight;
   double reached = 0;
   std::size_t kept = 0;
-  while (kept < all.size() && (kept == 0 || reached < s.top_p * total)) reached += all[kept++].weight;
+  while (kept < all.size() && (kept == 0 || reached < s.top_p * total))
+    reached += all[kept++].weight;
   all.resize(kept);
   return all;
 }
@@ -92,13 +94,13 @@ std::vector<std::int64_t> generate(LanguageModel& model, const std::vector<std::
   while (static_cast<std::int64_t>(text.size() - prompt.size()) < count) {
     if (cache.length() + static_cast<std::int64_t>(text.size() - fed) > context) {
       cache = KvCache();
-      fed = text.size() - static_cast<std::size_t>(
-                              std::min<std::int64_t>(std::max<std::int64_t>(1, context / 2),
-                                                     static_cast<std::int64_t>(text.size())));
+      fed = text.size() -
+            static_cast<std::size_t>(std::min<std::int64_t>(
+                std::max<std::int64_t>(1, context / 2), static_cast<std::int64_t>(text.size())));
     }
-    const auto input = torch::tensor(std::vector<std::int64_t>(
-                                         text.begin() + static_cast<std::ptrdiff_t>(fed), text.end()),
-                                     torch::kLong);
+    const auto input = torch::tensor(
+        std::vector<std::int64_t>(text.begin() + static_cast<std::ptrdiff_t>(fed), text.end()),
+        torch::kLong);
     const auto logits = model.logits(input.unsqueeze(0).to(device), {}, &cache);
     fed = text.size();
     text.push_back(sample(logits[0][-1], sampling, text.size()));

@@ -25,9 +25,9 @@ std::int64_t sample(const torch::Tensor& logits, const Sampling& sampling, std::
 // Called with each new token as soon as it is known; false ends the text after it.
 using OnToken = std::function<bool(std::int64_t token)>;
 
-// Up to `count` tokens after `prompt` (at least one token, else ConfigError), which is not returned.
-// The model runs in eval mode without gradients and is left in the mode it was in. When the context
-// is full, the text goes on from its last half.
+// Up to `count` tokens after `prompt` (at least one token, else ConfigError), which is not
+// returned. The model runs in eval mode without gradients and is left in the mode it was in. When
+// the context is full, the text goes on from its last half.
 std::vector<std::int64_t> generate(LanguageModel& model, const std::vector<std::int64_t>& prompt,
                                    std::int64_t count, const Sampling& sampling,
                                    const OnToken& on_token = {});

@@ -45,7 +45,8 @@ TEST_CASE("generate: greedy equals the argmax of full forward passes") {
 TEST_CASE("generate: a seed gives one text, another seed another") {
   const auto model = model_of("llama");
   const auto text = [&](std::uint64_t seed) {
-    return generate(*model, {4}, 40, {.temperature = 1.5, .top_k = 20, .top_p = 0.95, .seed = seed});
+    return generate(*model, {4}, 40,
+                    {.temperature = 1.5, .top_k = 20, .top_p = 0.95, .seed = seed});
   };
   CHECK(text(1).size() == 40);  // also past the context of 24
   CHECK(text(1) == text(1));

@@ -1,10 +1,11 @@
-// Where weight gradients go. By default a backward pass returns them to autograd, which adds them to
-// Tensor::grad(). A trainer that owns flat gradient buffers sets a GradSink for the thread that calls
-// backward(): the fused operations of ops.h then write each weight's gradient straight to its place
-// (a GEMM with beta 0 or 1, no copy) and say when it is complete, so that reduction can start.
+// Where weight gradients go. By default a backward pass returns them to autograd, which adds them
+// to Tensor::grad(). A trainer that owns flat gradient buffers sets a GradSink for the thread that
+// calls backward(): the fused operations of ops.h then write each weight's gradient straight to its
+// place (a GEMM with beta 0 or 1, no copy) and say when it is complete, so that reduction can
+// start.
 //
-// While a sink is set and accepts a parameter, autograd sees no gradient for it: Tensor::grad() stays
-// as it is and post-accumulate hooks do not fire; `ready` is the hook. It works the same in
+// While a sink is set and accepts a parameter, autograd sees no gradient for it: Tensor::grad()
+// stays as it is and post-accumulate hooks do not fire; `ready` is the hook. It works the same in
 // recomputed blocks. Not thread-safe: one sink a thread, called from the thread of backward().
 #pragma once
 #include <torch/torch.h>

@@ -15,7 +15,8 @@
 
 namespace tutti::nn {
 
-// The model that a config.json describes; every size is set, dropout is 0. `origin` is named in errors.
+// The model that a config.json describes; every size is set, dropout is 0. `origin` is named in
+// errors.
 recipe::Model from_hugging_face(const Json& config, const std::string& origin);
 
 // The config.json of a resolved model. Throws ConfigError for a combination that no architecture of
@@ -29,8 +30,8 @@ recipe::Model read_config(const fs::path& folder);
 void load_weights(LanguageModel& model, const fs::path& folder);
 
 struct SaveOptions {
-  DType dtype = DType::f32;                               // f32, bf16 or f16
-  std::uint64_t shard_bytes = std::uint64_t{5} << 30;     // a file holds at most this, or one tensor
+  DType dtype = DType::f32;                            // f32, bf16 or f16
+  std::uint64_t shard_bytes = std::uint64_t{5} << 30;  // a file holds at most this, or one tensor
 };
 
 // Writes config.json and the weights into `folder` (made if absent; files of the same names are

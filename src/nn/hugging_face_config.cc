@@ -47,7 +47,8 @@ class Fields {
   void wrong(const char* name, const std::string& value, const std::string& rule) {
     violations_.push_back({name, origin_, value, rule, ""});
   }
-  void must_be(const char* name, const std::string& value, std::initializer_list<const char*> legal) {
+  void must_be(const char* name, const std::string& value,
+               std::initializer_list<const char*> legal) {
     std::string list;
     for (const char* one : legal) {
       if (value == one) return;
@@ -101,7 +102,8 @@ recipe::Model from_gpt2(Fields& f) {
   f.must_be_off("scale_attn_by_inverse_layer_idx");
   if (!f.flag("scale_attn_weights", true))
     f.wrong("scale_attn_weights", "false", "is not supported here");
-  if (m.embed % m.heads != 0) f.wrong("n_head", str(m.heads), str("must divide n_embd = ", m.embed));
+  if (m.embed % m.heads != 0)
+    f.wrong("n_head", str(m.heads), str("must divide n_embd = ", m.embed));
   return m;
 }
 
@@ -199,7 +201,9 @@ Json llama_json(const recipe::Model& m) {
                              : m.qkv_bias ? "Qwen2ForCausalLM"
                                           : "LlamaForCausalLM";
   return {{"architectures", {architecture}},
-          {"model_type", m.qk_norm ? "qwen3" : m.qkv_bias ? "qwen2" : "llama"},
+          {"model_type", m.qk_norm    ? "qwen3"
+                         : m.qkv_bias ? "qwen2"
+                                      : "llama"},
           {"hidden_act", "silu"},
           {"vocab_size", m.vocab},
           {"hidden_size", m.embed},

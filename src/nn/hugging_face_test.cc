@@ -49,7 +49,8 @@ std::size_t mistakes(const std::function<void()>& run) {
 
 TEST_CASE("hugging face: a saved model comes back, in one file or several") {
   for (const auto& config : families()) {
-    CAPTURE(config.family); CAPTURE(config.qk_norm);
+    CAPTURE(config.family);
+    CAPTURE(config.qk_norm);
     const auto model = random_model(config, 1);
     for (std::uint64_t limit : {std::uint64_t{1} << 30, std::uint64_t{3000}}) {
       const TempFolder folder;
@@ -74,8 +75,8 @@ TEST_CASE("hugging face: bf16 on disk is rounded fp32") {
   auto again = make_model(model->config());
   load_weights(*again, folder.path());
   for (const auto& p : again->named_parameters())
-    CHECK(p.value().equal(
-        model->named_parameters()[p.key()].to(torch::kBFloat16).to(torch::kFloat)));
+    CHECK(
+        p.value().equal(model->named_parameters()[p.key()].to(torch::kBFloat16).to(torch::kFloat)));
 }
 
 TEST_CASE("hugging face: missing, unexpected and misshaped weights are told together") {
@@ -83,8 +84,8 @@ TEST_CASE("hugging face: missing, unexpected and misshaped weights are told toge
   const auto model = random_model(config, 3);
   const TempFolder folder;
   save_pretrained(*model, folder.path());
-  config.layers = 1;  // layer 1's nine weights are unexpected
-  config.mlp += 8;    // gate, up and down have another shape
+  config.layers = 1;       // layer 1's nine weights are unexpected
+  config.mlp += 8;         // gate, up and down have another shape
   config.qkv_bias = true;  // three are missing
   auto other = make_model(config);
   initialise(*other, 1);
@@ -98,7 +99,8 @@ TEST_CASE("hugging face: refuses what it cannot run and lists what it can") {
   CHECK(mistakes([&] { from_hugging_face(good, "c"); }) == 0);
   Json bad = good;
   bad["architectures"] = {"MambaForCausalLM"};
-  CHECK_THROWS_WITH_AS(from_hugging_face(bad, "c"), doctest::Contains("Qwen3ForCausalLM"), ConfigError);
+  CHECK_THROWS_WITH_AS(from_hugging_face(bad, "c"), doctest::Contains("Qwen3ForCausalLM"),
+                       ConfigError);
   bad = good;
   bad["mlp_bias"] = true;
   bad["hidden_act"] = "gelu";
@@ -127,5 +129,11 @@ TEST_CASE("hugging face: an empty folder and damaged files have clear errors") {
   for (std::size_t size : {std::size_t{0}, std::size_t{5}, std::size_t{40}, whole.size() - 1}) {
     tutti::write_file(path, whole.substr(0, size));
     CHECK_THROWS_AS(load_weights(*model, folder.path()), tutti::WorldError);
+  }
+  for (std::size_t at : {8, 60, 100}) {  // in the header
+    std::string flipped = whole;
+    flipped[at] = static_cast<char>(flipped[at] ^ 0x40);
+    tutti::write_file(path, flipped);
+    CHECK_THROWS(load_weights(*model, folder.path()));
   }
 }

@@ -2,10 +2,16 @@
 
 namespace tutti::nn {
 
-namespace base { extern const Kernels table; }
+namespace base {
+extern const Kernels table;
+}
 #if defined(__x86_64__)
-namespace v3 { extern const Kernels table; }
-namespace v4 { extern const Kernels table; }
+namespace v3 {
+extern const Kernels table;
+}
+namespace v4 {
+extern const Kernels table;
+}
 #endif
 
 namespace {

@@ -1,7 +1,8 @@
-// The pointer loops under ops.h: fp32, contiguous rows unless a leading dimension is given. They are
-// compiled three times (x86-64, v3 with AVX2, v4 with AVX-512) from kernels.inc, and kernels() picks
-// the widest that this processor runs. All sums run over the same sixteen lanes on every level, so
-// levels differ only by the contraction of multiply-adds. Serial: callers split rows among threads.
+// The pointer loops under ops.h: fp32, contiguous rows unless a leading dimension is given. They
+// are compiled three times (x86-64, v3 with AVX2, v4 with AVX-512) from kernels.inc, and kernels()
+// picks the widest that this processor runs. All sums run over the same sixteen lanes on every
+// level, so levels differ only by the contraction of multiply-adds. Serial: callers split rows
+// among threads.
 #pragma once
 #include <cstdint>
 

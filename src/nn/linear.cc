@@ -158,15 +158,14 @@ torch::Tensor linear(const torch::Tensor& x, const std::vector<Projection>& proj
   torch::NoGradGuard no_grad;
   torch::Tensor y = forward(x, projections);
   if (history)
-    record({y}, inputs, "linear",
-           [x = x.detach(), projections, wants_input](Tensors&& gradients) {
-             const torch::Tensor dy = gradients[0].contiguous();
-             Tensors results{torch::Tensor()};
-             for (auto& g : weight_gradients(x, dy, projections)) results.push_back(g);
-             for (auto& g : bias_gradients(dy, projections)) results.push_back(g);
-             if (wants_input) results[0] = input_gradient(dy, projections, x.size(1));
-             return results;
-           });
+    record({y}, inputs, "linear", [x = x.detach(), projections, wants_input](Tensors&& gradients) {
+      const torch::Tensor dy = gradients[0].contiguous();
+      Tensors results{torch::Tensor()};
+      for (auto& g : weight_gradients(x, dy, projections)) results.push_back(g);
+      for (auto& g : bias_gradients(dy, projections)) results.push_back(g);
+      if (wants_input) results[0] = input_gradient(dy, projections, x.size(1));
+      return results;
+    });
   return y;
 }
 

@@ -1,7 +1,8 @@
-// Forward and backward of the peers' Llama (/bench/peers: 256 embed, 4 layers, 8 heads, 4 key heads,
-// mlp 688, vocab 256, 4 x 128 tokens): fused operations against the same model in plain torch ops.
-// Both compute the same loss and gradients, which is checked first. Usage: nn_llama_bench [threads]
-// [plain|fused]; taskset to one core a thread for steady numbers. Reports the fastest of the runs.
+// Forward and backward of the peers' Llama (/bench/peers: 256 embed, 4 layers, 8 heads, 4 key
+// heads, mlp 688, vocab 256, 4 x 128 tokens): fused operations against the same model in plain
+// torch ops. Both compute the same loss and gradients, which is checked first. Usage:
+// nn_llama_bench [threads] [plain|fused]; taskset to one core a thread for steady numbers. Reports
+// the fastest of the runs.
 #include <malloc.h>
 #include <torch/torch.h>
 

@@ -18,22 +18,35 @@ struct AxisRule {
 };
 
 const std::vector<AxisRule>& axis_rules() {
-  static const std::vector<AxisRule> rules = {
-      {"embed_tokens.weight", {"vocab", "embed"}}, {"wte.weight", {"vocab", "embed"}},
-      {"lm_head.weight", {"vocab", "embed"}},      {"wpe.weight", {"position", "embed"}},
-      {"q_proj.weight", {"heads", "embed"}},       {"q_proj.bias", {"heads"}},
-      {"k_proj.weight", {"kv_heads", "embed"}},    {"k_proj.bias", {"kv_heads"}},
-      {"v_proj.weight", {"kv_heads", "embed"}},    {"v_proj.bias", {"kv_heads"}},
-      {"o_proj.weight", {"embed", "heads"}},       {"gate_proj.weight", {"mlp", "embed"}},
-      {"up_proj.weight", {"mlp", "embed"}},        {"down_proj.weight", {"embed", "mlp"}},
-      {"c_attn.weight", {"embed", "qkv"}},         {"c_attn.bias", {"qkv"}},
-      {"attn.c_proj.weight", {"heads", "embed"}},  {"attn.c_proj.bias", {"embed"}},
-      {"c_fc.weight", {"embed", "mlp"}},           {"c_fc.bias", {"mlp"}},
-      {"mlp.c_proj.weight", {"mlp", "embed"}},     {"mlp.c_proj.bias", {"embed"}},
-      {"norm.weight", {"norm"}},                   {"ln_1.weight", {"norm"}},
-      {"ln_1.bias", {"norm"}},                     {"ln_2.weight", {"norm"}},
-      {"ln_2.bias", {"norm"}},                     {"ln_f.weight", {"norm"}},
-      {"ln_f.bias", {"norm"}}};
+  static const std::vector<AxisRule> rules = {{"embed_tokens.weight", {"vocab", "embed"}},
+                                              {"wte.weight", {"vocab", "embed"}},
+                                              {"lm_head.weight", {"vocab", "embed"}},
+                                              {"wpe.weight", {"position", "embed"}},
+                                              {"q_proj.weight", {"heads", "embed"}},
+                                              {"q_proj.bias", {"heads"}},
+                                              {"k_proj.weight", {"kv_heads", "embed"}},
+                                              {"k_proj.bias", {"kv_heads"}},
+                                              {"v_proj.weight", {"kv_heads", "embed"}},
+                                              {"v_proj.bias", {"kv_heads"}},
+                                              {"o_proj.weight", {"embed", "heads"}},
+                                              {"gate_proj.weight", {"mlp", "embed"}},
+                                              {"up_proj.weight", {"mlp", "embed"}},
+                                              {"down_proj.weight", {"embed", "mlp"}},
+                                              {"c_attn.weight", {"embed", "qkv"}},
+                                              {"c_attn.bias", {"qkv"}},
+                                              {"attn.c_proj.weight", {"heads", "embed"}},
+                                              {"attn.c_proj.bias", {"embed"}},
+                                              {"c_fc.weight", {"embed", "mlp"}},
+                                              {"c_fc.bias", {"mlp"}},
+                                              {"mlp.c_proj.weight", {"mlp", "embed"}},
+                                              {"mlp.c_proj.bias", {"embed"}},
+                                              {"norm.weight", {"norm"}},
+                                              {"ln_1.weight", {"norm"}},
+                                              {"ln_1.bias", {"norm"}},
+                                              {"ln_2.weight", {"norm"}},
+                                              {"ln_2.bias", {"norm"}},
+                                              {"ln_f.weight", {"norm"}},
+                                              {"ln_f.bias", {"norm"}}};
   return rules;
 }
 
@@ -109,7 +122,8 @@ recipe::Model resolve(recipe::Model c, std::int64_t sequence) {
   require(found, c.heads % c.kv_heads == 0, "kv_heads", c.kv_heads,
           str("must divide model.heads = ", c.heads));
   if (gpt2) {
-    require(found, c.kv_heads == c.heads, "kv_heads", c.kv_heads, "must equal model.heads for gpt2");
+    require(found, c.kv_heads == c.heads, "kv_heads", c.kv_heads,
+            "must equal model.heads for gpt2");
     require(found, c.heads * c.head_dim == c.embed, "head_dim", c.head_dim,
             "must be embed / heads for gpt2");
   } else {

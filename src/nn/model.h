@@ -1,7 +1,8 @@
-// Language models: GPT-2 and the Llama family (Llama 2/3, Mistral, Qwen 2/3 dense) behind one class.
-// Single-device code that knows nothing of ranks. Registered parameter names, shapes and layouts are
-// Hugging Face's (model.layers.0.self_attn.q_proj.weight, transformer.h.0.attn.c_attn.weight, ...),
-// so that a state dict and a checkpoint folder hold the same names. A tied head has no parameter.
+// Language models: GPT-2 and the Llama family (Llama 2/3, Mistral, Qwen 2/3 dense) behind one
+// class. Single-device code that knows nothing of ranks. Registered parameter names, shapes and
+// layouts are Hugging Face's (model.layers.0.self_attn.q_proj.weight,
+// transformer.h.0.attn.c_attn.weight, ...), so that a state dict and a checkpoint folder hold the
+// same names. A tied head has no parameter.
 //
 // On CPU in fp32 the fused operations of ops.h run; elsewhere the same operations composed of torch
 // ops. Parameters may be cast copies (bf16, fp16): norms, softmax, rotary angles and the loss then
@@ -21,15 +22,16 @@
 namespace tutti::nn {
 
 struct TokenBatch {
-  torch::Tensor inputs;     // int64 [batch, sequence], 0 <= id < vocab
-  torch::Tensor targets;    // int64 [batch, sequence]; -1: no loss there
-  torch::Tensor documents;  // int32 [batch, sequence] or undefined; attention stays among equal ids,
-                            // which must lie side by side. Positions count from the sample's start.
+  torch::Tensor inputs;   // int64 [batch, sequence], 0 <= id < vocab
+  torch::Tensor targets;  // int64 [batch, sequence]; -1: no loss there
+  torch::Tensor
+      documents;  // int32 [batch, sequence] or undefined; attention stays among equal ids,
+                  // which must lie side by side. Positions count from the sample's start.
 };
 
 // One loss rule: a numerator and a denominator, divided once, by the trainer.
 struct Loss {
-  torch::Tensor sum;        // fp32 scalar with grad: cross-entropy in nats, summed over valid targets
+  torch::Tensor sum;  // fp32 scalar with grad: cross-entropy in nats, summed over valid targets
   std::int64_t tokens = 0;  // valid targets
 };
 
@@ -60,8 +62,8 @@ class LanguageModel : public torch::nn::Module {
   // ids outside the vocabulary throw ConfigError.
   virtual Loss loss(const TokenBatch& batch) = 0;
 
-  // [batch, sequence, vocab] in the parameters' dtype. With a cache, `inputs` continue the positions
-  // the cache holds and are added to it (documents must be undefined then).
+  // [batch, sequence, vocab] in the parameters' dtype. With a cache, `inputs` continue the
+  // positions the cache holds and are added to it (documents must be undefined then).
   virtual torch::Tensor logits(const torch::Tensor& inputs, const torch::Tensor& documents = {},
                                KvCache* cache = nullptr) = 0;
 
@@ -89,8 +91,8 @@ class LanguageModel : public torch::nn::Module {
 // Every size of `config` must be set (resolve() does it). Weights are not initialised.
 std::shared_ptr<LanguageModel> make_model(const recipe::Model& config);
 
-// `config` with each 0 that stands for "follows from the others" filled in: kv_heads, head_dim, mlp;
-// context from `sequence`; vocab must be above 0. Throws ConfigError with every contradiction.
+// `config` with each 0 that stands for "follows from the others" filled in: kv_heads, head_dim,
+// mlp; context from `sequence`; vocab must be above 0. Throws ConfigError with every contradiction.
 recipe::Model resolve(recipe::Model config, std::int64_t sequence);
 
 // Normal(0, init_std) for matrices and embeddings, GPT-2's residual projections / sqrt(2 layers);

@@ -87,7 +87,8 @@ bool same_bits(const Outcome& a, const Outcome& b) {
 
 TEST_CASE("model: loss and gradients equal those of plain torch ops in fp64") {
   for (const auto& config : variants()) {
-    CAPTURE(config.family); CAPTURE(config.tied);
+    CAPTURE(config.family);
+    CAPTURE(config.tied);
     const auto model = ready(config);
     for (bool documents : {false, true}) {
       auto batch = batch_of(config, 2, 19);
@@ -217,8 +218,8 @@ TEST_CASE("model: refuses ids outside the vocabulary and too long inputs") {
   CHECK_THROWS_AS(model->logits(torch::zeros({1, 21}, torch::kLong)), tutti::ConfigError);
 }
 
-// Wavelengths 2 pi 10000^(i/4) = 6.3, 63, 628, 6283 against a first context of 100: the first is kept
-// (below 100 / 4), the last two are slowed (above 100 / 1), the second lies between.
+// Wavelengths 2 pi 10000^(i/4) = 6.3, 63, 628, 6283 against a first context of 100: the first is
+// kept (below 100 / 4), the last two are slowed (above 100 / 1), the second lies between.
 TEST_CASE("model: Llama 3 slows only the long wavelengths") {
   tutti::recipe::Model c;
   c.head_dim = 8;

@@ -91,7 +91,9 @@ std::pair<torch::Tensor, torch::Tensor> fused_norm(const torch::Tensor& x, const
   torch::Tensor sum = n.sum.variable_data();
   if (history)
     record({sum, out}, {x, add, weight, bias}, "add_norm",
-           [n, has_add = add.defined()](Tensors&& g) { return norm_backward(n, has_add, std::move(g)); });
+           [n, has_add = add.defined()](Tensors&& g) {
+             return norm_backward(n, has_add, std::move(g));
+           });
   return {sum, out};
 }
 
@@ -157,8 +159,11 @@ torch::Tensor embedding(const torch::Tensor& ids, const torch::Tensor& weight, U
 
 torch::Tensor position_embedding(const torch::Tensor& weight, std::int64_t batch,
                                  std::int64_t sequence, std::int64_t offset) {
-  return sunk(weight).narrow(0, offset, sequence).unsqueeze(0).expand({batch, -1, -1}).reshape(
-      {batch * sequence, weight.size(1)});
+  return sunk(weight)
+      .narrow(0, offset, sequence)
+      .unsqueeze(0)
+      .expand({batch, -1, -1})
+      .reshape({batch * sequence, weight.size(1)});
 }
 
 std::pair<torch::Tensor, torch::Tensor> add_norm(const torch::Tensor& x, const torch::Tensor& add,
@@ -211,7 +216,8 @@ torch::Tensor first_keys(const torch::Tensor& documents) {
   auto starts = torch::zeros_like(documents, torch::kLong);
   if (sequence > 1) {
     const auto position = torch::arange(1, sequence, starts.options());
-    const auto changes = documents.narrow(1, 1, sequence - 1) != documents.narrow(1, 0, sequence - 1);
+    const auto changes =
+        documents.narrow(1, 1, sequence - 1) != documents.narrow(1, 0, sequence - 1);
     starts.narrow(1, 1, sequence - 1).copy_(changes * position);
   }
   return std::get<0>(starts.cummax(1)).to(torch::kInt).contiguous();

@@ -53,8 +53,8 @@ struct Projection {
 // memory (in this order) run as one matrix product, and so do their gradients.
 torch::Tensor linear(const torch::Tensor& x, const std::vector<Projection>& projections);
 
-// [tokens, gate | up] -> silu(gate) * up. CONSUMES gate_up in the backward pass (unless it is a leaf
-// or the graph is kept): nothing else may need its values.
+// [tokens, gate | up] -> silu(gate) * up. CONSUMES gate_up in the backward pass (unless it is a
+// leaf or the graph is kept): nothing else may need its values.
 torch::Tensor swiglu(const torch::Tensor& gate_up);
 // GPT-2's tanh form.
 torch::Tensor gelu(const torch::Tensor& x);
@@ -80,9 +80,9 @@ struct Rope {
 torch::Tensor attention(const torch::Tensor& qkv, const Heads& heads, const Rope& rope,
                         const torch::Tensor& first_key);
 
-// Summed cross-entropy (fp32 scalar, nats) of softmax(x weight^T) against `targets` (int64 [tokens];
-// below 0: none). Logits exist for a chunk of tokens at a time; gradients are made in the forward
-// pass, so that no logits are kept.
+// Summed cross-entropy (fp32 scalar, nats) of softmax(x weight^T) against `targets` (int64
+// [tokens]; below 0: none). Logits exist for a chunk of tokens at a time; gradients are made in the
+// forward pass, so that no logits are kept.
 torch::Tensor head_loss(const torch::Tensor& x, const torch::Tensor& weight,
                         const torch::Tensor& targets, Use use);
 

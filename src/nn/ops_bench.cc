@@ -37,7 +37,8 @@ void report(const char* name, const std::function<Tensor()>& forward, double meg
   const double both = best([&] { forward().backward(gradient); });
   std::printf("%-28s forward %7.0f us  backward %7.0f us", name, ahead, both - ahead);
   if (megaflops > 0)
-    std::printf("  %5.0f %5.0f GFLOP/s", megaflops / ahead * 1e-3 * 1e3, 2 * megaflops / (both - ahead));
+    std::printf("  %5.0f %5.0f GFLOP/s", megaflops / ahead * 1e-3 * 1e3,
+                2 * megaflops / (both - ahead));
   std::printf("\n");
 }
 
@@ -67,12 +68,15 @@ int main() {
   const auto product = [](std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb) {
     const Tensor a = torch::randn({m, k}), b = torch::randn({k, n});
     Tensor c = torch::empty({m, n});
-    const nn::Matrix left{a.data_ptr<float>(), ta ? m : k, ta}, right{b.data_ptr<float>(), tb ? k : n, tb};
-    const double ours = best([&] { nn::gemm(m, n, k, left, right, 0, c.data_ptr<float>(), n); }, 60);
-    const double blas = best([&] { nn::blas_gemm(m, n, k, left, right, 0, c.data_ptr<float>(), n); }, 60);
+    const nn::Matrix left{a.data_ptr<float>(), ta ? m : k, ta},
+        right{b.data_ptr<float>(), tb ? k : n, tb};
+    const double ours =
+        best([&] { nn::gemm(m, n, k, left, right, 0, c.data_ptr<float>(), n); }, 60);
+    const double blas =
+        best([&] { nn::blas_gemm(m, n, k, left, right, 0, c.data_ptr<float>(), n); }, 60);
     const double flops = 2e-3 * static_cast<double>(m * n * k);
-    std::printf("gemm %4ld x %4ld x %4ld %c%c         ours %5.0f GFLOP/s    BLAS %5.0f GFLOP/s\n", m, n, k,
-                ta ? 't' : 'n', tb ? 't' : 'n', flops / ours, flops / blas);
+    std::printf("gemm %4ld x %4ld x %4ld %c%c         ours %5.0f GFLOP/s    BLAS %5.0f GFLOP/s\n",
+                m, n, k, ta ? 't' : 'n', tb ? 't' : 'n', flops / ours, flops / blas);
   };
   for (const auto& [in, out] : {std::pair{256, 512}, {256, 256}, {256, 1376}, {688, 256}}) {
     product(tokens, out, in, false, true);

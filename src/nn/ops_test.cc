@@ -73,7 +73,10 @@ TEST_CASE("ops: add_norm equals its twin") {
   for (const auto& [rows, dim] : {std::pair{1, 1}, {3, 5}, {7, 16}, {130, 33}, {300, 64}})
     for (bool layer : {false, true})
       for (bool add : {false, true}) {
-        CAPTURE(rows); CAPTURE(dim); CAPTURE(layer); CAPTURE(add);
+        CAPTURE(rows);
+        CAPTURE(dim);
+        CAPTURE(layer);
+        CAPTURE(add);
         check_twins(
             [&](const Values& v) {
               const auto [sum, out] =
@@ -89,17 +92,20 @@ TEST_CASE("ops: add_norm equals its twin") {
 
 TEST_CASE("ops: linear equals its twin, alone, packed and transposed") {
   for (const auto& [tokens, in, out] : {std::tuple{1, 1, 1}, {5, 7, 3}, {33, 16, 48}}) {
-    CAPTURE(tokens); CAPTURE(in); CAPTURE(out);
+    CAPTURE(tokens);
+    CAPTURE(in);
+    CAPTURE(out);
     check_twins([](const Values& v) { return Values{tutti::nn::linear(v[0], {{v[1], v[2]}})}; },
                 {random({tokens, in}), random({out, in}), random({out})});
-    check_twins([](const Values& v) { return Values{tutti::nn::linear(v[0], {{v[1], v[2], true}})}; },
-                {random({tokens, in}), random({in, out}), random({out})});
+    check_twins(
+        [](const Values& v) { return Values{tutti::nn::linear(v[0], {{v[1], v[2], true}})}; },
+        {random({tokens, in}), random({in, out}), random({out})});
     check_twins(
         [](const Values& v) {
           return Values{tutti::nn::linear(v[0], {{v[1], v[2]}, {v[3], {}}, {v[4], v[5]}})};
         },
-        {random({tokens, in}), random({out, in}), random({out}), random({2, in}),
-         random({out, in}), random({out})});
+        {random({tokens, in}), random({out, in}), random({out}), random({2, in}), random({out, in}),
+         random({out})});
   }
 }
 
@@ -114,11 +120,14 @@ TEST_CASE("ops: neighbouring weights run as one product with the same result") {
 
 TEST_CASE("ops: swiglu and gelu equal their twins") {
   for (const auto& [rows, dim] : {std::pair{1, 1}, {5, 7}, {65, 48}}) {
-    check_twins([](const Values& v) { return Values{swiglu(v[0])}; }, {random({rows, 2 * dim}) * 3});
-    check_twins([](const Values& v) { return Values{tutti::nn::gelu(v[0])}; }, {random({rows, dim}) * 3});
+    check_twins([](const Values& v) { return Values{swiglu(v[0])}; },
+                {random({rows, 2 * dim}) * 3});
+    check_twins([](const Values& v) { return Values{tutti::nn::gelu(v[0])}; },
+                {random({rows, dim}) * 3});
   }
-  check_twins([](const Values& v) { return Values{swiglu(v[0]), tutti::nn::gelu(v[0])}; },
-              {torch::tensor({-100.f, -20.f, 0.f, 20.f, 100.f, 1.f, 2.f, 3.f, 1.f, 1.f}).view({1, -1})});
+  check_twins(
+      [](const Values& v) { return Values{swiglu(v[0]), tutti::nn::gelu(v[0])}; },
+      {torch::tensor({-100.f, -20.f, 0.f, 20.f, 100.f, 1.f, 2.f, 3.f, 1.f, 1.f}).view({1, -1})});
 }
 
 TEST_CASE("ops: attention equals its twin") {
@@ -126,23 +135,26 @@ TEST_CASE("ops: attention equals its twin") {
     Heads heads;
     bool rotated, documents;
   };
-  for (const auto& [h, rotated, documents] :
-       {Case{{1, 1, 1, 1, 2}, true, false}, {{2, 5, 4, 2, 6}, true, false},
-        {{1, 64, 2, 2, 32}, false, false}, {{2, 130, 4, 1, 16}, true, false},
-        {{2, 67, 4, 2, 8}, true, true}, {{1, 200, 2, 1, 34}, false, true}}) {
-    CAPTURE(h.sequence); CAPTURE(h.heads);
+  for (const auto& [h, rotated, documents] : {Case{{1, 1, 1, 1, 2}, true, false},
+                                              {{2, 5, 4, 2, 6}, true, false},
+                                              {{1, 64, 2, 2, 32}, false, false},
+                                              {{2, 130, 4, 1, 16}, true, false},
+                                              {{2, 67, 4, 2, 8}, true, true},
+                                              {{1, 200, 2, 1, 34}, false, true}}) {
+    CAPTURE(h.sequence);
+    CAPTURE(h.heads);
     Rope rope;
     if (rotated) {
       const Tensor angle = random({h.sequence, h.dim / 2});
       rope = {angle.cos(), angle.sin()};
     }
     const Tensor first =
-        documents ? first_keys((torch::arange(h.sequence) / 29).to(torch::kInt).expand({h.batch, -1}))
-                  : Tensor();
+        documents
+            ? first_keys((torch::arange(h.sequence) / 29).to(torch::kInt).expand({h.batch, -1}))
+            : Tensor();
     const Heads heads = h;
-    check_twins(
-        [&](const Values& v) { return Values{attention(v[0] * 1, heads, rope, first)}; },
-        {random({h.tokens(), h.row()})}, 5e-6);
+    check_twins([&](const Values& v) { return Values{attention(v[0] * 1, heads, rope, first)}; },
+                {random({h.tokens(), h.row()})}, 5e-6);
   }
 }
 
@@ -249,16 +261,26 @@ TEST_CASE("kernels: all levels of this processor agree") {
 }
 
 TEST_CASE("gemm: equals the BLAS for every transposition, edge and beta, inside strided memory") {
-  for (const auto& [m, n, k] : {std::tuple{1, 16, 1}, {8, 48, 192}, {13, 64, 200}, {70, 80, 33},
-                                {521, 32, 17}, {5, 7, 3}, {66, 112, 385}})
+  for (const auto& [m, n, k] : {std::tuple{1, 16, 1},
+                                {8, 48, 192},
+                                {13, 64, 200},
+                                {70, 80, 33},
+                                {521, 32, 17},
+                                {5, 7, 3},
+                                {66, 112, 385}})
     for (int which = 0; which < 8; ++which) {
       const bool ta = which & 1, tb = which & 2;
       const float beta = which & 4 ? 1.0f : 0.0f;
-      CAPTURE(m); CAPTURE(n); CAPTURE(k); CAPTURE(which);
-      const Tensor a = random({ta ? k : m, (ta ? m : k) + 3}), b = random({tb ? n : k, (tb ? k : n) + 5});
+      CAPTURE(m);
+      CAPTURE(n);
+      CAPTURE(k);
+      CAPTURE(which);
+      const Tensor a = random({ta ? k : m, (ta ? m : k) + 3}),
+                   b = random({tb ? n : k, (tb ? k : n) + 5});
       Tensor ours = random({m, n + 2}), theirs = ours.clone();
       if (beta == 0) ours.narrow(1, 0, n).fill_(NAN);
-      const Matrix left{a.data_ptr<float>(), a.size(1), ta}, right{b.data_ptr<float>(), b.size(1), tb};
+      const Matrix left{a.data_ptr<float>(), a.size(1), ta},
+          right{b.data_ptr<float>(), b.size(1), tb};
       gemm(m, n, k, left, right, beta, ours.data_ptr<float>(), n + 2);
       blas_gemm(m, n, k, left, right, beta, theirs.data_ptr<float>(), n + 2);
       CHECK(distance(ours, theirs) < 1e-6);

@@ -60,8 +60,8 @@ QueryKeyValue split_and_rotate(const torch::Tensor& qkv, const Heads& heads, con
     const auto halves = x.chunk(2, -1);
     const auto cosine = rope.cosine.to(x.scalar_type()).unsqueeze(1);
     const auto sine = rope.sine.to(x.scalar_type()).unsqueeze(1);
-    return torch::cat({halves[0] * cosine - halves[1] * sine, halves[1] * cosine + halves[0] * sine},
-                      -1);
+    return torch::cat(
+        {halves[0] * cosine - halves[1] * sine, halves[1] * cosine + halves[0] * sine}, -1);
   };
   return {rotate(parts[0]).transpose(1, 2), rotate(parts[1]).transpose(1, 2),
           parts[2].transpose(1, 2)};

@@ -22,12 +22,13 @@ struct QueryKeyValue {
 // Splits and rotates; the half-split ("rotate_half") layout.
 QueryKeyValue split_and_rotate(const torch::Tensor& qkv, const Heads& heads, const Rope& rope);
 
-// bool [1 or batch, 1, sequence, keys]: what each query may see. `past` keys precede the first query.
+// bool [1 or batch, 1, sequence, keys]: what each query may see. `past` keys precede the first
+// query.
 torch::Tensor seen(const Heads& heads, std::int64_t past, const torch::Tensor& first_key,
                    torch::Device device);
 
-// softmax(q k' / sqrt(dim)) v with explicit scores; `keep` (or undefined) multiplies the probabilities
-// (attention dropout). -> [tokens, heads * dim].
+// softmax(q k' / sqrt(dim)) v with explicit scores; `keep` (or undefined) multiplies the
+// probabilities (attention dropout). -> [tokens, heads * dim].
 torch::Tensor attend(const QueryKeyValue& qkv, const Heads& heads, const torch::Tensor& mask,
                      const torch::Tensor& keep = {});
 torch::Tensor attention(const torch::Tensor& qkv, const Heads& heads, const Rope& rope,

@@ -17,7 +17,8 @@ struct ClosureNode : torch::autograd::Node {
   const char* label = "";
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    TORCH_CHECK(backward != nullptr, label, ": backward a second time, after its buffers were freed");
+    TORCH_CHECK(backward != nullptr, label,
+                ": backward a second time, after its buffers were freed");
     TORCH_CHECK(!torch::GradMode::is_enabled(), label, ": no second derivative");
     return backward(std::move(gradients));
   }

@@ -12,13 +12,16 @@ import sys
 import tempfile
 import unittest
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != HERE]  # tokenizers.py lies beside us
+
 import numpy as np
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers
 
-BIN = os.environ.get("TUTTI_BIN", os.path.join(os.path.dirname(__file__), "..", "..", "build", "release", "bin"))
+BIN = os.environ.get("TUTTI_BIN", os.path.join(HERE, "..", "..", "build", "release", "bin"))
 BATCH, SEQUENCE, STEPS, LR = 3, 37, 20, 1e-3
 
 SMALL = dict(vocab_size=101, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
