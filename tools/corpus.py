@@ -25,7 +25,7 @@ NEEDS_FOLIO = {"cymbeline"}  # the modern text lacks acts III and IV
 PLAYS = 37
 HELD_OUT_EVERY = 10
 
-BOILERPLATE = re.compile(r"gutenberg|copyright|e-?text\b|electronic (version|edition)|world library|"
+BOILERPLATE = re.compile(r"gutenberg|copyright|\be-?text\b|electronic (version|edition)|world library|"
                          r"small print|public domain|carnegie mellon|<<|>>", re.IGNORECASE)
 
 
