@@ -17,6 +17,11 @@ if(TUTTI_SANITIZE)
   add_link_options(-fsanitize=${TUTTI_SANITIZE})
 endif()
 
+option(TUTTI_FUZZ "Build the fuzz targets (clang)" OFF)
+if(TUTTI_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
 find_program(TUTTI_MOLD mold)
 if(TUTTI_MOLD)
   add_link_options(-fuse-ld=mold)
