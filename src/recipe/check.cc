@@ -1,190 +1,229 @@
 #include "recipe/check.h"
 
-#include <unistd.h>
+#include <algorithm>
 
 #include "recipe/quantity.h"
 
 namespace tutti::recipe {
 namespace {
 
+using Unit = Duration::Unit;
+using Names = std::vector<std::string>;
+
 // The divisors of `number` next to `near`: "4 or 8".
 std::string nearest_divisors(std::int64_t number, std::int64_t near) {
   std::int64_t below = 1, above = number;
-  for (std::int64_t d = 1; d <= number; ++d) {
+  const auto meet = [&](std::int64_t divisor) {
+    if (divisor <= near) below = std::max(below, divisor);
+    if (divisor >= near) above = std::min(above, divisor);
+  };
+  for (std::int64_t d = 1; d * d <= number; ++d) {
     if (number % d) continue;
-    if (d <= near) below = d;
-    if (d >= near) {
-      above = d;
-      break;
-    }
+    meet(d);
+    meet(number / d);
   }
-  return below == above ? str(below) : str(below, " or ", above);
+  return near >= number ? str(number) : below == above ? str(below) : str(below, " or ", above);
+}
+
+// The multiples of `unit` next to `near`.
+std::string nearest_multiples(std::int64_t unit, std::int64_t near) {
+  const std::int64_t below = near / unit * unit;
+  return below == 0 ? str(unit) : str(below, " or ", below + unit);
 }
 
 class Rules {
  public:
-  explicit Rules(const Where& where) : where_(where) {}
+  Rules(const Where& where, const std::set<std::string>& bad) : where_(where), bad_(bad) {}
 
+  // `fields` are all that the rule looks at, the one to blame first. The place told is the first
+  // that was set at all.
   template <class Value>
-  void require(bool holds, const std::string& field, const Value& value, const std::string& rule,
+  void require(bool holds, const Names& fields, const Value& value, const std::string& rule,
                const std::string& remedy) {
-    if (!holds) found_.push_back({field, where_(field), str(value), rule, remedy});
+    if (holds) return;
+    std::string place;
+    for (const std::string& field : fields) {
+      if (bad_.contains(field)) return;
+      if (place.empty()) place = where_(field);
+    }
+    found_.push_back({fields[0], place, str(value), rule, remedy});
   }
   bool set(const std::string& field) const { return !where_(field).empty(); }
   std::vector<Violation> found() { return std::move(found_); }
 
  private:
   const Where& where_;
+  const std::set<std::string>& bad_;
   std::vector<Violation> found_;
 };
 
 void check_batch(const Recipe& r, Rules& rules) {
-  const Batch& b = r.batch;
-  rules.require(b.global % b.micro == 0, "batch.micro", b.micro,
-                str("must divide batch.global = ", b.global),
-                str("use ", nearest_divisors(b.global, b.micro), ", or batch.global = ",
-                    (b.global / b.micro + 1) * b.micro));
-  const std::int64_t micro_batches = b.global / b.micro;
-  rules.require(b.global % b.micro || r.parallel.workers <= micro_batches, "parallel.workers",
-                r.parallel.workers,
-                str("must not exceed the ", micro_batches,
-                    " micro-batches of a step (batch.global / batch.micro)"),
-                str("use at most ", micro_batches, " workers, or batch.micro = ",
-                    nearest_divisors(b.global, std::max<std::int64_t>(
-                                                   1, b.global / r.parallel.workers))));
+  const std::int64_t global = r.batch.global, micro = r.batch.micro, workers = r.parallel.workers;
+  rules.require(global % micro == 0, {"batch.micro", "batch.global"}, micro,
+                str("must divide batch.global = ", global),
+                str("nearest are batch.micro = ", nearest_divisors(global, micro),
+                    ", or batch.global = ", nearest_multiples(micro, global)));
+  if (global % micro) return;
+  const std::int64_t parts = global / micro;
+  std::string remedy = str("nearest are parallel.workers = ", nearest_divisors(parts, workers),
+                           ", or batch.global = ", nearest_multiples(micro * workers, global));
+  if (global % workers == 0)
+    remedy += str(", or batch.micro = ", nearest_divisors(global / workers, micro));
+  rules.require(
+      parts % workers == 0, {"parallel.workers", "batch.micro", "batch.global"}, workers,
+      str("must divide the ", parts, " micro-batches of a step (batch.global / batch.micro)"),
+      remedy);
+}
+
+void check_heads(const Recipe& r, Rules& rules) {
+  const Model& m = r.model;
+  rules.require(m.head_dim != 0 || m.embed % m.heads == 0, {"model.heads", "model.embed"}, m.heads,
+                str("must divide model.embed = ", m.embed),
+                str("nearest are ", nearest_divisors(m.embed, m.heads), ", or set model.head_dim"));
+  const std::int64_t kv_heads = m.kv_heads ? m.kv_heads : m.heads;
+  rules.require(m.heads % kv_heads == 0, {"model.kv_heads", "model.heads"}, kv_heads,
+                str("must divide model.heads = ", m.heads),
+                str("nearest are ", nearest_divisors(m.heads, kv_heads)));
+  rules.require(m.family != "gpt2" || m.heads % kv_heads || kv_heads == m.heads,
+                {"model.kv_heads", "model.heads", "model.family"}, kv_heads,
+                str("must equal model.heads = ", m.heads, " in the gpt2 family"),
+                "remove it, or use model.family llama");
+  const bool whole = m.head_dim != 0 || m.embed % m.heads == 0;
+  const std::int64_t head_dim = m.head_dim ? m.head_dim : m.embed / m.heads;
+  rules.require(m.family != "llama" || !whole || head_dim % 2 == 0,
+                {"model.head_dim", "model.embed", "model.heads", "model.family"}, head_dim,
+                "must be even: rotary embedding turns pairs",
+                str("nearest are ", nearest_multiples(2, head_dim)));
+  rules.require(m.family != "gpt2" || m.head_dim == 0 || m.head_dim * m.heads == m.embed,
+                {"model.head_dim", "model.embed", "model.heads", "model.family"}, m.head_dim,
+                str("must be model.embed / model.heads in the gpt2 family"), "remove it");
 }
 
 void check_model(const Recipe& r, Rules& rules) {
   const Model& m = r.model;
   if (!m.from.empty()) {
-    for (const char* field : {"model.vocab", "model.layers", "model.embed", "model.heads",
-                              "model.kv_heads", "model.head_dim", "model.mlp", "model.tied",
-                              "model.qkv_bias", "model.qk_norm", "model.rope_theta"})
-      rules.require(!rules.set(field), field, "set", "contradicts model.from, whose config.json sets it",
+    for (const std::string& field : shape_fields())
+      rules.require(!rules.set(field), {field, "model.from"}, "",
+                    "contradicts model.from, whose config.json sets it",
                     str("remove ", field, " or model.from"));
     return;
   }
-  rules.require(m.head_dim != 0 || m.embed % m.heads == 0, "model.heads", m.heads,
-                str("must divide model.embed = ", m.embed),
-                str("use ", nearest_divisors(m.embed, m.heads), ", or set model.head_dim"));
-  rules.require(m.kv_heads == 0 || m.heads % m.kv_heads == 0, "model.kv_heads", m.kv_heads,
-                str("must divide model.heads = ", m.heads),
-                str("use ", nearest_divisors(m.heads, m.kv_heads ? m.kv_heads : 1)));
-  const std::int64_t head_dim = m.head_dim ? m.head_dim : m.embed / m.heads;
-  rules.require(m.family != "llama" || head_dim % 2 == 0, "model.head_dim", head_dim,
-                "must be even: rotary embedding turns pairs", str("use ", head_dim + 1));
-  rules.require(m.family != "gpt2" || m.kv_heads == 0 || m.kv_heads == m.heads, "model.kv_heads",
-                m.kv_heads, "must equal model.heads in the gpt2 family", "remove it, or use family llama");
-  rules.require(m.context == 0 || m.context >= r.data.sequence, "model.context", m.context,
-                str("must not be below data.sequence = ", r.data.sequence),
-                "raise it or shorten data.sequence");
-  rules.require(m.rope_scaling.kind != "llama3" || m.rope_scaling.low_frequency_factor <
-                                                       m.rope_scaling.high_frequency_factor,
-                "model.rope_scaling.high_frequency_factor",
-                number_text(m.rope_scaling.high_frequency_factor),
-                "must be above low_frequency_factor", "Llama 3 uses 1 and 4");
+  check_heads(r, rules);
+  rules.require(m.context == 0 || m.context >= r.data.sequence, {"model.context", "data.sequence"},
+                m.context, str("must not be below data.sequence = ", r.data.sequence),
+                str("the nearest is ", r.data.sequence));
+  rules.require(m.vocab == 0 || m.vocab >= 256 || r.data.tokenizer != "bytes",
+                {"model.vocab", "data.tokenizer"}, m.vocab,
+                "must hold the 256 ids of data.tokenizer = bytes",
+                "the nearest is 256; 0 follows the tokenizer");
+  const RopeScaling& rope = m.rope_scaling;
+  rules.require(
+      rope.kind != "llama3" || rope.low_frequency_factor < rope.high_frequency_factor,
+      {"model.rope_scaling.high_frequency_factor", "model.rope_scaling.kind",
+       "model.rope_scaling.low_frequency_factor"},
+      number_text(rope.high_frequency_factor),
+      str("must be above low_frequency_factor = ", number_text(rope.low_frequency_factor)),
+      "Llama 3 uses 1 and 4");
+}
+
+// Steps, where they follow from the recipe alone.
+std::optional<double> steps(const Duration& duration, const Recipe& r) {
+  if (duration.unit == Unit::steps) return duration.amount;
+  if (duration.unit != Unit::tokens) return std::nullopt;
+  return static_cast<double>(steps_of(duration, 1, r.batch.global, r.data.sequence));
+}
+
+// Both in one unit; nullopt if only the data or the clock can compare them.
+std::optional<bool> longer(const Duration& a, const Duration& b, const Recipe& r) {
+  if (a.unit == b.unit) return a.amount > b.amount;
+  const auto left = steps(a, r), right = steps(b, r);
+  if (!left || !right) return std::nullopt;
+  return *left > *right;
+}
+
+void check_schedule(const Recipe& r, Rules& rules) {
+  const Schedule& s = r.schedule;
+  const std::string whole = to_text(r.duration);
+  const bool warm = !longer(s.warmup, r.duration, r).value_or(false);
+  rules.require(warm, {"schedule.warmup", "duration", "batch.global", "data.sequence"},
+                to_text(s.warmup), str("must not be longer than the run (duration = ", whole, ")"),
+                str("the nearest is ", whole));
+  if (s.kind != "wsd" || !warm) return;
+  const auto rise = steps(s.warmup, r), fall = steps(s.decay, r), all = steps(r.duration, r);
+  rules.require(!rise || !fall || !all || *rise + *fall <= *all,
+                {"schedule.decay", "schedule.warmup", "duration", "batch.global", "data.sequence"},
+                to_text(s.decay),
+                str("must fit into the run after the warm-up (duration = ", whole,
+                    ", schedule.warmup = ", to_text(s.warmup), ")"),
+                str("the nearest is ", all && rise ? number_text(*all - *rise) : "0", " steps"));
 }
 
 void check_time(const Recipe& r, Rules& rules) {
-  rules.require(r.duration.amount > 0, "duration", to_text(r.duration), "must be above 0",
-                "like 2000 steps, 10m tokens, 3m");
-  rules.require(r.schedule.warmup.unit != r.duration.unit ||
-                    r.schedule.warmup.amount <= r.duration.amount,
-                "schedule.warmup", to_text(r.schedule.warmup),
-                str("must not be longer than the run (duration = ", to_text(r.duration), ")"),
-                "shorten it or lengthen duration");
-  using Unit = Duration::Unit;
-  for (const auto& [field, value] :
-       {std::pair{"schedule.warmup", r.schedule.warmup}, {"schedule.decay", r.schedule.decay},
-        {"checkpoint.every", r.checkpoint.every}, {"checkpoint.keep_every", r.checkpoint.keep_every},
-        {"evaluation.every", r.evaluation.every}, {"logging.every", r.logging.every}})
-    rules.require(value.unit != Unit::seconds || value.amount == 0, field, to_text(value),
-                  "must be in steps, tokens or epochs: a time would differ between workers and runs",
-                  "like 100 steps");
+  rules.require(r.duration.amount > 0, {"duration"}, to_text(r.duration), "must be above 0",
+                "like 2000 steps, 10m tokens, 3 epochs, 1h");
+  if (r.duration.amount > 0) check_schedule(r, rules);
+  for (const auto& [field, value] : {std::pair{"schedule.warmup", r.schedule.warmup},
+                                     {"schedule.decay", r.schedule.decay},
+                                     {"checkpoint.every", r.checkpoint.every},
+                                     {"checkpoint.keep_every", r.checkpoint.keep_every},
+                                     {"evaluation.every", r.evaluation.every},
+                                     {"logging.every", r.logging.every}})
+    rules.require(value.unit != Unit::seconds || value.amount == 0, {field}, to_text(value),
+                  "must be in steps, tokens or epochs: times differ between workers and runs",
+                  "like 100 steps, 10m tokens (a bare m is minutes)");
+  const Duration &every = r.checkpoint.every, &keep = r.checkpoint.keep_every;
+  const auto unit = static_cast<std::int64_t>(every.amount);
+  rules.require(every.unit != Unit::steps || keep.unit != Unit::steps || unit == 0 ||
+                    static_cast<std::int64_t>(keep.amount) % unit == 0,
+                {"checkpoint.keep_every", "checkpoint.every"}, to_text(keep),
+                str("must be a multiple of checkpoint.every = ", to_text(every)),
+                str("nearest are ",
+                    nearest_multiples(std::max<std::int64_t>(unit, 1),
+                                      static_cast<std::int64_t>(keep.amount)),
+                    " steps"));
 }
 
-void check_data_fields(const Recipe& r, Rules& rules) {
-  rules.require(!r.data.train.empty(), "data.train", "", "is missing", "name a file or a folder of text");
+void check_sources(const Recipe& r, Rules& rules) {
+  rules.require(!r.data.train.empty(), {"data.train"}, "", "is missing",
+                "name a file or a folder of text");
   rules.require(r.data.validation.empty() || r.data.validation_fraction == 0,
-                "data.validation_fraction", number_text(r.data.validation_fraction),
-                "contradicts data.validation", "remove one of the two");
-  for (const Source& source : r.data.train)
-    rules.require(source.weight > 0, "data.train", number_text(source.weight),
-                  "each weight must be above 0", "remove the source instead of giving it weight 0");
+                {"data.validation_fraction", "data.validation"},
+                number_text(r.data.validation_fraction), "contradicts data.validation",
+                "remove one of the two");
+  rules.require(!r.data.tokenizer.empty(), {"data.tokenizer"}, "\"\"", "must not be empty",
+                "the default is bytes");
 }
 
 }  // namespace
 
-std::vector<Violation> contradictions(const Recipe& recipe, const Where& where) {
-  Rules rules(where);
-  check_batch(recipe, rules);
-  check_model(recipe, rules);
-  check_time(recipe, rules);
-  check_data_fields(recipe, rules);
+const std::vector<std::string>& shape_fields() {
+  static const Names names = {"model.family",
+                              "model.vocab",
+                              "model.layers",
+                              "model.embed",
+                              "model.heads",
+                              "model.kv_heads",
+                              "model.head_dim",
+                              "model.mlp",
+                              "model.context",
+                              "model.norm_eps",
+                              "model.rope_theta",
+                              "model.rope_scaling.kind",
+                              "model.rope_scaling.factor",
+                              "model.rope_scaling.low_frequency_factor",
+                              "model.rope_scaling.high_frequency_factor",
+                              "model.rope_scaling.original_context",
+                              "model.tied",
+                              "model.qkv_bias",
+                              "model.qk_norm"};
+  return names;
+}
+
+std::vector<Violation> contradictions(const Recipe& recipe, const Where& where,
+                                      const std::set<std::string>& bad) {
+  Rules rules(where, bad);
+  for (auto check : {check_batch, check_model, check_time, check_sources}) check(recipe, rules);
   return rules.found();
-}
-
-std::vector<Violation> without_effect(const Recipe& r, const Where& where) {
-  std::vector<Violation> notes;
-  const auto note = [&](bool idle, const char* field, const std::string& why) {
-    if (idle && !where(field).empty())
-      notes.push_back({field, where(field), "", "has no effect: " + why, ""});
-  };
-  const bool adamw = r.optimizer.name == "adamw";
-  note(adamw, "optimizer.momentum", "optimizer.name is adamw");
-  note(adamw, "optimizer.nesterov", "optimizer.name is adamw");
-  note(r.optimizer.name != "muon", "optimizer.matrix_lr", "optimizer.name is not muon");
-  for (const char* field : {"optimizer.beta1", "optimizer.beta2", "optimizer.eps"})
-    note(r.optimizer.name == "sgd", field, "optimizer.name is sgd");
-  note(r.schedule.kind == "constant", "schedule.min_ratio", "schedule.kind is constant");
-  note(r.schedule.kind != "wsd", "schedule.decay", "schedule.kind is not wsd");
-  const bool gpt2 = r.model.family == "gpt2";
-  for (const char* field : {"model.rope_theta", "model.rope_scaling.kind", "model.qkv_bias", "model.qk_norm"})
-    note(gpt2, field, "the gpt2 family has none");
-  for (const char* field : {"model.rope_scaling.factor"})
-    note(r.model.rope_scaling.kind == "none", field, "model.rope_scaling.kind is none");
-  for (const char* field :
-       {"model.rope_scaling.low_frequency_factor", "model.rope_scaling.high_frequency_factor",
-        "model.rope_scaling.original_context"})
-    note(r.model.rope_scaling.kind != "llama3", field, "model.rope_scaling.kind is not llama3");
-  const bool evaluates = !r.data.validation.empty() || r.data.validation_fraction > 0;
-  note(!evaluates, "evaluation.every", "there is no validation data");
-  note(!evaluates, "evaluation.batches", "there is no validation data");
-  bool jsonl = false;
-  for (const auto* list : {&r.data.train, &r.data.validation})
-    for (const Source& source : *list)
-      jsonl |= source.path.ends_with(".jsonl") || fs::is_directory(source.path);
-  note(!jsonl, "data.text_field", "no source is a .jsonl");
-  note(r.checkpoint.every.amount == 0, "checkpoint.keep_every", "checkpoint.every is 0");
-  note(r.parallel.workers == 1, "parallel.transport", "there is one worker");
-  note(r.logging.sample_tokens == 0, "logging.sample_prompt", "logging.sample_tokens is 0");
-  return notes;
-}
-
-std::vector<Violation> find_data(Recipe& recipe, const fs::path& folder, const Where& where) {
-  std::vector<Violation> found;
-  const auto look = [&](std::string& path, const std::string& field, const char* remedy) {
-    if (fs::exists(path) || path.empty()) {
-      if (!path.empty() && ::access(path.c_str(), R_OK) != 0)
-        found.push_back({field, where(field), path, "may not be read", "change its permissions"});
-      return;
-    }
-    const fs::path beside = folder / path;
-    if (!fs::path(path).is_absolute() && fs::exists(beside)) {
-      path = beside.string();
-    } else {
-      found.push_back({field, where(field), path,
-                       str("does not exist in ", fs::current_path().string(),
-                           fs::equivalent(folder, ".") ? "" : " or " + folder.string()),
-                       remedy});
-    }
-  };
-  for (Source& source : recipe.data.train) look(source.path, "data.train", "check the path");
-  for (Source& source : recipe.data.validation) look(source.path, "data.validation", "check the path");
-  if (recipe.data.tokenizer != "bytes")
-    look(recipe.data.tokenizer, "data.tokenizer", "use bytes or the path of a tokenizer");
-  look(recipe.model.from, "model.from", "name a folder with config.json and model.safetensors");
-  return found;
 }
 
 }  // namespace tutti::recipe

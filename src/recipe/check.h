@@ -1,6 +1,7 @@
 // Rules that tie several fields of a recipe together.
 #pragma once
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,13 +14,19 @@ namespace tutti::recipe {
 // Knows where a field was set: "a.yaml:12", "--set", or "" if it was not.
 using Where = std::function<std::string(const std::string& field)>;
 
-// Contradictions, each with the nearest legal values.
-std::vector<Violation> contradictions(const Recipe& recipe, const Where& where);
+// Contradictions, each with the nearest legal values. A rule that touches a field of `bad`, whose
+// value is not the one that was asked for, is left out.
+std::vector<Violation> contradictions(const Recipe& recipe, const Where& where,
+                                      const std::set<std::string>& bad = {});
 
 // Fields that were set but have no effect.
 std::vector<Violation> without_effect(const Recipe& recipe, const Where& where);
 
-// Makes relative data paths that do not exist here relative to `folder`; absent ones are violations.
+// Makes relative data paths that do not exist here relative to `folder`; absent ones are
+// violations.
 std::vector<Violation> find_data(Recipe& recipe, const fs::path& folder, const Where& where);
+
+// The fields that model.from sets.
+const std::vector<std::string>& shape_fields();
 
 }  // namespace tutti::recipe

@@ -1,207 +1,316 @@
 #include "recipe/fields.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 
+#include "base/error.h"
+#include "base/text.h"
 #include "recipe/quantity.h"
 
 namespace tutti::recipe {
+
+namespace {
+
+// Whole numbers without an exponent.
+std::string digits(double value) {
+  char text[64];
+  if (value != std::floor(value) || std::abs(value) > 1e20) return number_text(value);
+  return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::fixed).ptr};
+}
+
+}  // namespace
+
+bool Limits::hold(double value) const {
+  return (!least || value >= *least) && (!above || value > *above) && (!most || value <= *most) &&
+         (!below || value < *below);
+}
+
+std::string Limits::text() const {
+  std::string low, high;
+  if (least) low = digits(*least);
+  if (above) low = "above " + digits(*above);
+  if (most) high = digits(*most);
+  if (below) high = "below " + digits(*below);
+  if (high.empty()) return least ? "of at least " + low : low;
+  return (above ? low : "from " + low) + " to " + high;
+}
+
 namespace {
 
 using Strings = std::vector<std::string>;
 
-// `at` is a function from Recipe& to the member; each maker builds one Field from it.
+constexpr double huge = 1e9;  // keeps products of two counts within 64 bits
+const Limits any_count{0, {}, huge, {}}, some{1, {}, huge, {}};
+const Limits positive{{}, 0, {}, {}}, not_negative{0, {}, {}, {}}, ratio{0, {}, 1, {}},
+    below_one{0, {}, {}, 1};
+
+// `at` takes a Recipe, const or not, to the member; each maker builds one Field from it. `convert`
+// turns text into an optional value.
+template <class At, class Convert, class Show>
+Field make(const char* name, Kind kind, const char* doc, std::string rule, At at, Convert convert,
+           Show show) {
+  Field field{name, kind, doc, std::move(rule), {}, {}, {}, {}, {}};
+  field.set = [at, convert](Recipe& recipe, const std::string& text) {
+    const auto value = convert(text);
+    if (value) at(recipe) = static_cast<std::remove_cvref_t<decltype(at(recipe))>>(*value);
+    return value.has_value();
+  };
+  field.get = [at, show](const Recipe& recipe) -> std::string { return show(at(recipe)); };
+  return field;
+}
+
+const auto itself = [](const std::string& text) { return text; };
+
 template <class At>
 Field text(const char* name, const char* doc, At at) {
-  return {name, Kind::text, doc, "must be text", {},
-          [at](Recipe& r, const std::string& value) { at(r) = value; return true; },
-          [at](const Recipe& r) { return at(const_cast<Recipe&>(r)); }, {}};
+  return make(
+      name, Kind::text, doc, "must be text", at,
+      [](const std::string& value) { return std::optional(value); }, itself);
+}
+
+template <class At>
+Field file_name(const char* name, const char* doc, At at) {
+  const auto convert = [](const std::string& value) -> std::optional<std::string> {
+    const bool plain = std::none_of(value.begin(), value.end(), [](char c) {
+      return c == '/' || (static_cast<unsigned char>(c) < 0x20);
+    });
+    if (value.empty() || value.size() > 100 || value[0] == '.' || !plain) return std::nullopt;
+    return value;
+  };
+  return make(name, Kind::text, doc,
+              "must be a name of 1 to 100 bytes without '/', not starting with '.'", at, convert,
+              itself);
 }
 
 template <class At>
 Field choice(const char* name, const char* doc, Strings choices, At at) {
-  std::string rule = "must be one of ";
-  for (std::size_t i = 0; i < choices.size(); ++i) rule += (i ? ", " : "") + choices[i];
-  return {name, Kind::choice, doc, rule, choices,
-          [at, choices](Recipe& r, const std::string& value) {
-            at(r) = value;
-            return std::find(choices.begin(), choices.end(), value) != choices.end();
-          },
-          [at](const Recipe& r) { return at(const_cast<Recipe&>(r)); }, {}};
+  const auto convert = [choices](const std::string& value) -> std::optional<std::string> {
+    if (std::find(choices.begin(), choices.end(), value) == choices.end()) return std::nullopt;
+    return value;
+  };
+  std::string rule = choices.size() == 1 ? "must be " : "must be one of ";
+  Field field = make(name, Kind::choice, doc, rule + join(choices, ", "), at, convert, itself);
+  field.choices = std::move(choices);
+  return field;
+}
+
+// Counts, sizes and numbers: a number within limits.
+template <class At, class Parse, class Show>
+Field limited(const char* name, Kind kind, const char* doc, const char* what, const Limits& limits,
+              At at, Parse parse, Show show) {
+  const auto convert = [limits, parse](const std::string& text) {
+    auto value = parse(text);
+    if (value && !limits.hold(static_cast<double>(*value))) value.reset();
+    return value;
+  };
+  Field field =
+      make(name, kind, doc, str("must be a ", what, " ", limits.text()), at, convert, show);
+  field.limits = limits;
+  return field;
+}
+
+const auto plainly = [](auto value) { return std::to_string(value); };
+
+template <class At>
+Field count(const char* name, const char* doc, const Limits& limits, At at) {
+  return limited(name, Kind::count, doc, "whole number", limits, at, parse_count, plainly);
 }
 
 template <class At>
-Field count(const char* name, const char* doc, std::int64_t least, At at) {
-  return {name, Kind::count, doc,
-          "must be a whole number of at least " + std::to_string(least) + " (2k, 1.5m are understood)", {},
-          [at, least](Recipe& r, const std::string& value) {
-            const auto parsed = parse_count(value);
-            if (!parsed || *parsed < least) return false;
-            at(r) = static_cast<std::remove_reference_t<decltype(at(r))>>(*parsed);
-            return true;
-          },
-          [at](const Recipe& r) { return std::to_string(at(const_cast<Recipe&>(r))); }, {}};
+Field bytes(const char* name, const char* doc, const Limits& limits, At at) {
+  return limited(name, Kind::bytes, doc, "size in bytes (like 64kb, 1.5gb)", limits, at,
+                 parse_bytes, plainly);
 }
 
 template <class At>
-Field bytes(const char* name, const char* doc, std::int64_t least, At at) {
-  return {name, Kind::bytes, doc, "must be a size of at least " + std::to_string(least) + " bytes, like 4mb", {},
-          [at, least](Recipe& r, const std::string& value) {
-            const auto parsed = parse_bytes(value);
-            if (!parsed || *parsed < least) return false;
-            at(r) = *parsed;
-            return true;
-          },
-          [at](const Recipe& r) { return std::to_string(at(const_cast<Recipe&>(r))); }, {}};
+Field number(const char* name, const char* doc, const Limits& limits, At at) {
+  return limited(name, Kind::number, doc, "number", limits, at, parse_number, number_text);
 }
 
-enum class Range { positive, not_negative, fraction, below_one };
-
-bool within(double value, Range range) {
-  switch (range) {
-    case Range::positive: return value > 0;
-    case Range::not_negative: return value >= 0;
-    case Range::fraction: return value >= 0 && value <= 1;
-    default: return value >= 0 && value < 1;
-  }
-}
-
+// All 64 bits.
 template <class At>
-Field number(const char* name, const char* doc, Range range, At at) {
-  const char* rules[] = {"must be a number above 0", "must be a number of at least 0",
-                         "must be a number from 0 to 1", "must be a number from 0 to below 1"};
-  return {name, Kind::number, doc, rules[static_cast<int>(range)], {},
-          [at, range](Recipe& r, const std::string& value) {
-            const auto parsed = parse_number(value);
-            if (!parsed || !within(*parsed, range)) return false;
-            at(r) = *parsed;
-            return true;
-          },
-          [at](const Recipe& r) { return number_text(at(const_cast<Recipe&>(r))); }, {}};
+Field seed(const char* name, const char* doc, At at) {
+  const auto parse = [](const std::string& text) -> std::optional<std::uint64_t> {
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+    return value;
+  };
+  return limited(name, Kind::count, doc, "whole number (64 bits)", not_negative, at, parse,
+                 plainly);
 }
 
 template <class At>
 Field onoff(const char* name, const char* doc, At at) {
-  return {name, Kind::onoff, doc, "must be on or off", {},
-          [at](Recipe& r, const std::string& value) {
-            const auto parsed = parse_switch(value);
-            if (parsed) at(r) = *parsed;
-            return parsed.has_value();
-          },
-          [at](const Recipe& r) { return at(const_cast<Recipe&>(r)) ? "on" : "off"; }, {}};
+  return make(name, Kind::onoff, doc, "must be on or off", at, parse_switch,
+              [](bool value) { return value ? "on" : "off"; });
 }
 
 template <class At>
 Field duration(const char* name, const char* doc, At at) {
-  return {name, Kind::duration, doc,
-          "must be an amount with a unit, like 2000 steps, 10m tokens, 3 epochs, 90s, 10m, 1h", {},
-          [at](Recipe& r, const std::string& value) {
-            const auto parsed = parse_duration(value);
-            if (parsed) at(r) = *parsed;
-            return parsed.has_value();
-          },
-          [at](const Recipe& r) { return to_text(at(const_cast<Recipe&>(r))); }, {}};
+  return make(name, Kind::duration, doc,
+              "must be an amount with a unit (like 2000 steps, 10m tokens, 3 epochs, 90s, 1h)", at,
+              parse_duration, [](const Duration& value) { return to_text(value); });
 }
 
 template <class At>
 Field source_list(const char* name, const char* doc, At at) {
-  return {name, Kind::sources, doc, "must be a path or a list of {path, weight}", {}, {}, {}, at};
+  Field field{name, Kind::sources,
+              doc,  "must be a path or a list of paths or {path, weight}",
+              {},   {},
+              {},   {},
+              {}};
+  field.sources = [at](Recipe& recipe) -> std::vector<Source>& { return at(recipe); };
+  return field;
 }
 
-#define AT(member) [](Recipe& r) -> auto& { return r.member; }
+void append(std::vector<Field>& all, std::vector<Field> more) {
+  std::move(more.begin(), more.end(), std::back_inserter(all));
+}
 
-std::vector<Field> make_fields() {
+#define AT(member) [](auto& r) -> auto& { return r.member; }
+
+std::vector<Field> run_fields() {
   return {
-      text("name", "Names the run and its default folder.", AT(name)),
-      count("seed", "Of everything random: initialisation, data order, dropout, samples.", 0, AT(seed)),
+      file_name("name", "Names the run and its default folder.", AT(name)),
+      seed("seed", "Key of everything random: initial weights, data order, dropout, samples.",
+           AT(seed)),
       duration("duration", "How long to train.", AT(duration)),
-      choice("precision", "Of compute; weights, sums and optimizer state are fp32 in each. fp32-fast lets matrix products round their inputs to bf16 where the processor gains by it.",
+      choice("precision",
+             "What matrix products compute in; weights, sums and optimizer state are fp32 in each. "
+             "fp32-fast may round the inputs of products to bf16 where the processor gains by it.",
              {"fp32", "fp32-fast", "bf16", "fp16"}, AT(precision)),
       choice("recompute", "Activations that backward computes again instead of keeping.",
              {"none", "full"}, AT(recompute)),
-      onoff("reproducible", "The same bits for any number of workers.", AT(reproducible)),
-      choice("on_nan", "At a loss or gradient that is not finite: stop and name it, or skip the update.",
+      onoff("reproducible", "Give the same bits for any number of workers.", AT(reproducible)),
+      choice("on_nan",
+             "At a loss or gradient that is not finite: stop and name it, or skip the update.",
              {"stop", "skip"}, AT(on_nan)),
+  };
+}
 
+std::vector<Field> model_fields() {
+  return {
       choice("model.family", "The architecture.", {"llama", "gpt2"}, AT(model.family)),
-      text("model.from", "A Hugging Face folder to start from; its config.json sets the shape.", AT(model.from)),
-      count("model.vocab", "Token ids; 0: the tokenizer's.", 0, AT(model.vocab)),
-      count("model.layers", "Transformer blocks.", 1, AT(model.layers)),
-      count("model.embed", "Width of the residual stream.", 1, AT(model.embed)),
-      count("model.heads", "Attention heads.", 1, AT(model.heads)),
-      count("model.kv_heads", "Key and value heads; 0: as many as heads.", 0, AT(model.kv_heads)),
-      count("model.head_dim", "Width of a head; 0: embed / heads.", 0, AT(model.head_dim)),
-      count("model.mlp", "Width of the feed-forward layer; 0: the family's rule.", 0, AT(model.mlp)),
-      count("model.context", "Longest position; 0: data.sequence.", 0, AT(model.context)),
-      number("model.norm_eps", "Added to the variance in norms.", Range::positive, AT(model.norm_eps)),
-      number("model.rope_theta", "Base of the rotary frequencies (llama).", Range::positive, AT(model.rope_theta)),
+      text("model.from", "A Hugging Face folder to start from; its config.json sets the shape.",
+           AT(model.from)),
+      count("model.vocab", "Number of token ids; 0: the tokenizer's.", any_count, AT(model.vocab)),
+      count("model.layers", "Number of transformer blocks.", some, AT(model.layers)),
+      count("model.embed", "Width of the residual stream.", some, AT(model.embed)),
+      count("model.heads", "Number of attention heads; divides embed.", some, AT(model.heads)),
+      count("model.kv_heads", "Number of key and value heads; divides heads; 0: as many as heads.",
+            any_count, AT(model.kv_heads)),
+      count("model.head_dim", "Width of a head; 0: embed / heads.", any_count, AT(model.head_dim)),
+      count("model.mlp",
+            "Width of the feed-forward layer; 0: 4 x embed (gpt2), 8/3 x embed rounded up to a "
+            "multiple of 8 (llama).",
+            any_count, AT(model.mlp)),
+      count("model.context", "Longest position; 0: data.sequence.", any_count, AT(model.context)),
+      number("model.norm_eps", "Added to the variance in norms.", positive, AT(model.norm_eps)),
+      number("model.rope_theta", "Base of the rotary frequencies (llama).", positive,
+             AT(model.rope_theta)),
       choice("model.rope_scaling.kind", "How rotary frequencies are stretched (llama).",
              {"none", "linear", "llama3"}, AT(model.rope_scaling.kind)),
-      number("model.rope_scaling.factor", "Stretch.", Range::positive, AT(model.rope_scaling.factor)),
-      number("model.rope_scaling.low_frequency_factor", "llama3: below it, stretched in full.",
-             Range::positive, AT(model.rope_scaling.low_frequency_factor)),
-      number("model.rope_scaling.high_frequency_factor", "llama3: above it, not stretched.",
-             Range::positive, AT(model.rope_scaling.high_frequency_factor)),
-      count("model.rope_scaling.original_context", "llama3: the context before stretching.", 1,
+      number("model.rope_scaling.factor", "By how much they are stretched.", positive,
+             AT(model.rope_scaling.factor)),
+      number("model.rope_scaling.low_frequency_factor", "llama3: stretched in full below it.",
+             positive, AT(model.rope_scaling.low_frequency_factor)),
+      number("model.rope_scaling.high_frequency_factor", "llama3: not stretched above it.",
+             positive, AT(model.rope_scaling.high_frequency_factor)),
+      count("model.rope_scaling.original_context", "llama3: the context before stretching.", some,
             AT(model.rope_scaling.original_context)),
-      onoff("model.tied", "The head uses the embedding's weight.", AT(model.tied)),
+      onoff("model.tied", "Let the head use the embedding's weight.", AT(model.tied)),
       onoff("model.qkv_bias", "Biases on query, key and value (Qwen 2).", AT(model.qkv_bias)),
       onoff("model.qk_norm", "RMSNorm on queries and keys (Qwen 3).", AT(model.qk_norm)),
-      number("model.dropout", "Probability of dropping.", Range::below_one, AT(model.dropout)),
-      number("model.init_std", "Standard deviation of the initial matrices.", Range::positive, AT(model.init_std)),
+      number("model.dropout", "Probability of dropping an activation.", below_one,
+             AT(model.dropout)),
+      number("model.init_std", "Standard deviation of the initial matrices.", positive,
+             AT(model.init_std)),
+  };
+}
 
+std::vector<Field> data_fields() {
+  return {
       source_list("data.train", "What to learn from: files, folders, .jsonl, .tutti.",
-                  [](Recipe& r) -> std::vector<Source>& { return r.data.train; }),
-      source_list("data.validation", "What to evaluate on.",
-                  [](Recipe& r) -> std::vector<Source>& { return r.data.validation; }),
-      number("data.validation_fraction", "Part of data.train held out instead.", Range::below_one,
+                  AT(data.train)),
+      source_list("data.validation", "What to evaluate on.", AT(data.validation)),
+      number("data.validation_fraction", "Part of data.train to hold out instead.", below_one,
              AT(data.validation_fraction)),
-      text("data.tokenizer", "bytes, a tokenizer.json, a SentencePiece .model, or a folder with one.", AT(data.tokenizer)),
-      count("data.sequence", "Tokens a sample.", 1, AT(data.sequence)),
-      choice("data.order", "Of the samples in an epoch.", {"shuffled", "sequential"}, AT(data.order)),
-      onoff("data.document_mask", "Attention and loss stay within a document.", AT(data.document_mask)),
-      text("data.text_field", "The field of a .jsonl record that holds the text.", AT(data.text_field)),
+      text("data.tokenizer",
+           "bytes, a tokenizer.json, a SentencePiece .model, or a folder with one.",
+           AT(data.tokenizer)),
+      count("data.sequence", "Tokens a sample.", some, AT(data.sequence)),
+      choice("data.order", "Order of the samples in an epoch.", {"shuffled", "sequential"},
+             AT(data.order)),
+      onoff("data.document_mask", "Keep attention and loss within a document.",
+            AT(data.document_mask)),
+      text("data.text_field", "The field of a .jsonl record that holds the text.",
+           AT(data.text_field)),
+      count("batch.global", "Samples an optimizer step.", some, AT(batch.global)),
+      count("batch.micro", "Samples a forward and backward pass; divides batch.global.", some,
+            AT(batch.micro)),
+  };
+}
 
-      count("batch.global", "Samples an optimizer step.", 1, AT(batch.global)),
-      count("batch.micro", "Samples a forward and backward pass; divides batch.global.", 1, AT(batch.micro)),
-
+std::vector<Field> optimizer_fields() {
+  return {
       choice("optimizer.name", "The update rule.", {"adamw", "muon", "sgd"}, AT(optimizer.name)),
-      number("optimizer.lr", "Peak learning rate.", Range::not_negative, AT(optimizer.lr)),
-      number("optimizer.beta1", "Decay of the first moment (adamw).", Range::below_one, AT(optimizer.beta1)),
-      number("optimizer.beta2", "Decay of the second moment (adamw).", Range::below_one, AT(optimizer.beta2)),
-      number("optimizer.eps", "Added to the root of the second moment (adamw).", Range::positive, AT(optimizer.eps)),
-      number("optimizer.weight_decay", "Decoupled, on tensors of two and more dimensions.",
-             Range::not_negative, AT(optimizer.weight_decay)),
-      number("optimizer.momentum", "Of muon and sgd.", Range::below_one, AT(optimizer.momentum)),
-      onoff("optimizer.nesterov", "Of muon and sgd.", AT(optimizer.nesterov)),
-      number("optimizer.matrix_lr", "Learning rate of the hidden matrices (muon).", Range::not_negative, AT(optimizer.matrix_lr)),
-      number("optimizer.clip", "Largest global gradient norm; 0: off.", Range::not_negative, AT(optimizer.clip)),
-
-      choice("schedule.kind", "Of the learning rate after warm-up.",
+      number("optimizer.lr", "Peak learning rate.", not_negative, AT(optimizer.lr)),
+      number("optimizer.beta1", "Decay of the first moment (adamw, muon).", below_one,
+             AT(optimizer.beta1)),
+      number("optimizer.beta2", "Decay of the second moment (adamw, muon).", below_one,
+             AT(optimizer.beta2)),
+      number("optimizer.eps", "Added to the root of the second moment (adamw, muon).", positive,
+             AT(optimizer.eps)),
+      number("optimizer.weight_decay", "Decoupled decay of tensors of two and more dimensions.",
+             not_negative, AT(optimizer.weight_decay)),
+      number("optimizer.momentum", "Momentum of muon and sgd.", below_one, AT(optimizer.momentum)),
+      onoff("optimizer.nesterov", "Nesterov's momentum in muon and sgd.", AT(optimizer.nesterov)),
+      number("optimizer.matrix_lr", "Peak learning rate of the hidden matrices (muon).",
+             not_negative, AT(optimizer.matrix_lr)),
+      number("optimizer.clip", "Largest global gradient norm; 0: off.", not_negative,
+             AT(optimizer.clip)),
+      choice("schedule.kind", "Course of the learning rate after warm-up.",
              {"constant", "linear", "cosine", "wsd"}, AT(schedule.kind)),
-      duration("schedule.warmup", "Linear rise from 0.", AT(schedule.warmup)),
-      duration("schedule.decay", "wsd: the last phase; 0: a fifth of the run.", AT(schedule.decay)),
-      number("schedule.min_ratio", "Last learning rate / peak.", Range::fraction, AT(schedule.min_ratio)),
+      duration("schedule.warmup", "Length of the linear rise from 0.", AT(schedule.warmup)),
+      duration("schedule.decay", "wsd: length of the last phase; 0: a fifth of the run.",
+               AT(schedule.decay)),
+      number("schedule.min_ratio", "Last learning rate / peak.", ratio, AT(schedule.min_ratio)),
+  };
+}
 
-      count("parallel.workers", "Processes.", 1, AT(parallel.workers)),
+std::vector<Field> machine_fields() {
+  return {
+      count("parallel.workers", "Number of processes; divides the micro-batches of a step.",
+            Limits{1, {}, 65536, {}}, AT(parallel.workers)),
       choice("parallel.engine", "How the model is spread.", {"replicated"}, AT(parallel.engine)),
-      count("parallel.threads", "Intra-op threads a worker; 0: cores / workers.", 0, AT(parallel.threads)),
-      choice("parallel.transport", "What collectives run over.", {"auto", "shm", "gloo"}, AT(parallel.transport)),
-      bytes("parallel.bucket_bytes", "Gradients reduced at a time.", 1, AT(parallel.bucket_bytes)),
+      count("parallel.threads", "Intra-op threads a worker; 0: cores / workers.",
+            Limits{0, {}, 65536, {}}, AT(parallel.threads)),
+      choice("parallel.transport", "What collectives run over.", {"auto", "shm", "gloo"},
+             AT(parallel.transport)),
+      bytes("parallel.bucket_bytes", "Gradients reduced at a time.", Limits{1, {}, 0x1p40, {}},
+            AT(parallel.bucket_bytes)),
       onoff("parallel.overlap", "Reduce a bucket while backward goes on.", AT(parallel.overlap)),
-
-      duration("checkpoint.every", "0: only at the end.", AT(checkpoint.every)),
-      count("checkpoint.keep_last", "Newest checkpoints kept; 0: all.", 0, AT(checkpoint.keep_last)),
-      duration("checkpoint.keep_every", "Checkpoints at its multiples are kept for good; 0: none.", AT(checkpoint.keep_every)),
-      onoff("checkpoint.asynchronous", "Write while training goes on.", AT(checkpoint.asynchronous)),
-
-      duration("evaluation.every", "0: only at the end.", AT(evaluation.every)),
-      count("evaluation.batches", "Global batches an evaluation; 0: the whole validation set.", 0, AT(evaluation.batches)),
-
-      duration("logging.every", "Interval of the plain lines.", AT(logging.every)),
+      duration("checkpoint.every", "Time between checkpoints; 0: only at the end.",
+               AT(checkpoint.every)),
+      count("checkpoint.keep_last", "How many of the newest are kept; 0: all.", any_count,
+            AT(checkpoint.keep_last)),
+      duration("checkpoint.keep_every", "Checkpoints at its multiples are kept for good; 0: none.",
+               AT(checkpoint.keep_every)),
+      onoff("checkpoint.asynchronous", "Write while training goes on.",
+            AT(checkpoint.asynchronous)),
+      duration("evaluation.every", "Time between evaluations; 0: only at the end.",
+               AT(evaluation.every)),
+      count("evaluation.batches", "Global batches an evaluation; 0: the whole validation set.",
+            any_count, AT(evaluation.batches)),
+      duration("logging.every", "Time between the plain lines.", AT(logging.every)),
       onoff("logging.tensorboard", "Write TensorBoard event files.", AT(logging.tensorboard)),
       onoff("logging.report", "Write report.html at the end.", AT(logging.report)),
-      text("logging.sample_prompt", "What the sample in the report goes on from.", AT(logging.sample_prompt)),
-      count("logging.sample_tokens", "Length of that sample; 0: none.", 0, AT(logging.sample_tokens)),
+      text("logging.sample_prompt", "What the sample in the report goes on from.",
+           AT(logging.sample_prompt)),
+      count("logging.sample_tokens", "Length of that sample in tokens; 0: none.", any_count,
+            AT(logging.sample_tokens)),
   };
 }
 
@@ -210,7 +319,12 @@ std::vector<Field> make_fields() {
 }  // namespace
 
 const std::vector<Field>& fields() {
-  static const std::vector<Field> list = make_fields();
+  static const std::vector<Field> list = [] {
+    std::vector<Field> all;
+    for (auto group : {run_fields, model_fields, data_fields, optimizer_fields, machine_fields})
+      append(all, group());
+    return all;
+  }();
   return list;
 }
 
@@ -218,6 +332,11 @@ const Field* find_field(const std::string& name) {
   for (const Field& field : fields())
     if (field.name == name) return &field;
   return nullptr;
+}
+
+bool is_group(const std::string& name) {
+  return std::any_of(fields().begin(), fields().end(),
+                     [&](const Field& field) { return field.name.starts_with(name + "."); });
 }
 
 }  // namespace tutti::recipe

@@ -12,24 +12,40 @@ namespace tutti::recipe {
 
 enum class Kind { text, choice, count, bytes, number, onoff, duration, sources };
 
+// Which numbers are legal. Ends that are absent are open to infinity.
+struct Limits {
+  std::optional<double> least;  // value >= least
+  std::optional<double> above;  // value > above
+  std::optional<double> most;   // value <= most
+  std::optional<double> below;  // value < below
+
+  bool hold(double value) const;
+  std::string text() const;  // "from 0 to below 1", "above 0", "" without ends
+};
+
 struct Field {
   std::string name;  // dotted: "optimizer.lr"
   Kind kind;
-  std::string doc;
-  std::string rule;                  // "must be above 0"
+  std::string doc;                   // a sentence
+  std::string rule;                  // "must be a number above 0"
   std::vector<std::string> choices;  // of Kind::choice
+  Limits limits;                     // of Kind::count, bytes and number
 
-  // Sets the field from its text; false if the text is not of the kind or breaks the rule.
-  // Not for Kind::sources, which the parser reads itself.
+  // Sets the field from its text; false, and nothing set, if the text is not of the kind or breaks
+  // the rule. get(recipe) is a text that set() takes back to the same value. Neither is there for
+  // Kind::sources, which parser and writer reach by sources().
   std::function<bool(Recipe&, const std::string&)> set;
   std::function<std::string(const Recipe&)> get;
   std::function<std::vector<Source>&(Recipe&)> sources;
 };
 
-// In the order in which a recipe is written.
+// In the order in which a recipe is written; a group's fields are neighbours.
 const std::vector<Field>& fields();
 
 // nullptr if there is none.
 const Field* find_field(const std::string& name);
+
+// "optimizer", "model.rope_scaling": a name that others continue.
+bool is_group(const std::string& name);
 
 }  // namespace tutti::recipe

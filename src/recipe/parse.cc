@@ -10,202 +10,235 @@
 #include "recipe/check.h"
 #include "recipe/fields.h"
 #include "recipe/quantity.h"
+#include "recipe/suggest.h"
 
 namespace tutti::recipe {
 namespace {
 
+std::string place(const std::string& origin, const YAML::Mark& mark) {
+  return mark.is_null() ? origin : str(origin, ":", mark.line + 1);
+}
+
+// What stands there, for an error.
+std::string shown(const YAML::Node& node) {
+  if (node.IsScalar()) return node.Scalar().empty() ? "\"\"" : node.Scalar();
+  return node.IsNull() ? "nothing" : node.IsMap() ? "a map" : "a list";
+}
+
 class Parser {
  public:
-  // Reads `text` and, first, the files that it names by `base`.
+  // Reads `text` and, first, the files that it names by `base`. `chain` holds the files on the way.
   void read(const std::string& text, const std::string& origin, const fs::path& folder,
             std::vector<fs::path> chain) {
-    YAML::Node root;
+    std::size_t bad = 0;
+    if (!valid_utf8(text, &bad)) {
+      const auto line = 1 + std::count(text.begin(), text.begin() + std::ptrdiff_t(bad), '\n');
+      add({"", str(origin, ":", line), "", str("is not UTF-8 at byte ", bad), "save it as UTF-8"});
+      return;
+    }
+    std::vector<YAML::Node> documents;
     try {
-      root = YAML::Load(text);
+      documents = YAML::LoadAll(text);
     } catch (const YAML::Exception& error) {
       add({"", place(origin, error.mark), "", "is not valid YAML: " + error.msg,
            "check indentation and quotes there"});
       return;
     }
-    if (root.IsNull()) return;
+    if (documents.size() > 1)
+      add({"", place(origin, documents[1].Mark()), "", "a second document begins",
+           "a recipe is one: remove the --- line"});
+    if (documents.empty() || documents[0].IsNull()) return;
+    const YAML::Node root = documents[0];
     if (!root.IsMap()) {
-      add({"", origin, "", "must be a map of fields", "like duration: 100 steps"});
+      add({"", place(origin, root.Mark()), "", "must be a map of fields",
+           "like duration: 100 steps"});
       return;
     }
     read_base(root, origin, folder, std::move(chain));
+    ++layer_;
     walk(root, "", origin);
   }
 
-  void override_with(const std::string& text) {
-    const std::size_t equals = text.find('=');
-    if (equals == std::string::npos) {
-      add({"", "--set", text, "must have the form a.b=c", "like --set batch.global=16"});
-      return;
-    }
-    const std::string name(trim(text.substr(0, equals)));
-    const std::string value = text.substr(equals + 1);
-    try {
-      set(name, name.starts_with("data.") ? YAML::Load(value) : YAML::Node(value), "--set");
-    } catch (const YAML::Exception& error) {
-      add({name, "--set", value, "is not valid YAML: " + error.msg, ""});
+  void override_with(const std::vector<std::string>& texts) {
+    ++layer_;
+    for (const std::string& text : texts) {
+      const std::size_t equals = text.find('=');
+      const std::string name(trim(text.substr(0, equals)));
+      if (equals == std::string::npos || name.empty()) {
+        add({"", "--set", text, "must have the form a.b=c", "like --set batch.global=16"});
+        continue;
+      }
+      override_field(name, text.substr(equals + 1));
     }
   }
 
   Parsed finish(const fs::path& folder, bool check_data) {
     const Where where = [this](const std::string& field) {
-      const auto at = where_.find(field);
-      return at == where_.end() ? std::string() : at->second;
+      const auto at = set_.find(field);
+      return at == set_.end() ? std::string() : at->second.where;
     };
-    for (const Violation& violation : contradictions(recipe_, where))
-      if (!bad_.contains(violation.field)) add(violation);
+    for (const Violation& found : contradictions(recipe_, where, bad_)) add(found);
     if (check_data)
-      for (const Violation& violation : find_data(recipe_, folder, where)) add(violation);
+      for (const Violation& found : find_data(recipe_, folder, where)) add(found);
     if (!violations_.empty()) throw ConfigError(violations_);
-    return {recipe_, without_effect(recipe_, where)};
-  }
-
- private:
-  static std::string place(const std::string& origin, const YAML::Mark& mark) {
-    return mark.is_null() ? origin : str(origin, ":", mark.line + 1);
+    for (const Violation& note : without_effect(recipe_, where)) notes_.push_back(note);
+    return {recipe_, notes_};
   }
 
   void add(Violation violation) { violations_.push_back(std::move(violation)); }
+
+ private:
+  struct Setting {
+    std::string where;
+    int layer = 0;  // a base is a lower layer than what names it; overrides are the highest
+  };
+
+  void override_field(const std::string& name, const std::string& value) {
+    const Field* field = find_field(name);
+    const std::string_view start = trim(value);
+    const bool flow =
+        field && field->kind == Kind::sources && (start.starts_with('[') || start.starts_with('{'));
+    try {
+      set(name, flow ? YAML::Load(value) : YAML::Node(value), "--set");
+    } catch (const YAML::Exception& error) {
+      add({name, "--set", value, "is not valid YAML: " + error.msg, "check brackets and quotes"});
+      bad_.insert(name);
+    }
+  }
 
   void read_base(const YAML::Node& root, const std::string& origin, const fs::path& folder,
                  std::vector<fs::path> chain) {
     const YAML::Node base = root["base"];
     if (!base) return;
     const std::string where = place(origin, base.Mark());
-    if (!base.IsScalar()) {
-      add({"base", where, "", "must be the path of a recipe", ""});
+    if (!base.IsScalar() || base.Scalar().empty()) {
+      add({"base", where, shown(base), "must be the path of a recipe", "like base: other.yaml"});
       return;
     }
-    const fs::path file = fs::weakly_canonical(folder / base.Scalar());
-    if (std::find(chain.begin(), chain.end(), file) != chain.end()) {
+    const fs::path path = folder / base.Scalar();
+    std::error_code error;
+    const fs::path file = fs::weakly_canonical(path, error);
+    if (error || !fs::is_regular_file(file, error)) {
+      add({"base", where, base.Scalar(), str("is not a file, looked for at ", path.string()),
+           nearest_file(path)});
+    } else if (std::find(chain.begin(), chain.end(), file) != chain.end()) {
       add({"base", where, base.Scalar(), "leads back to itself", "break the circle"});
-      return;
+    } else {
+      chain.push_back(file);
+      read(read_file(file), path.lexically_normal().string(), path.parent_path(), std::move(chain));
     }
-    if (!fs::exists(file)) {
-      add({"base", where, base.Scalar(), "does not exist", str("it was looked for at ", file.string())});
-      return;
-    }
-    chain.push_back(file);
-    read(read_file(file), (folder / base.Scalar()).lexically_normal().string(), file.parent_path(),
-         std::move(chain));
   }
 
   void walk(const YAML::Node& map, const std::string& prefix, const std::string& origin) {
-    std::set<std::string> seen;
+    std::map<std::string, std::string> seen;
     for (const auto& entry : map) {
-      const std::string key = entry.first.IsScalar() ? entry.first.Scalar() : "";
-      const std::string name = prefix + key;
       const std::string where = place(origin, entry.first.Mark());
-      if (!seen.insert(key).second) {
-        add({name, where, "", "appears twice", "keep one of the two"});
+      if (!entry.first.IsScalar()) {
+        add({prefix, where, shown(entry.first), "is no name of a field", "names are plain words"});
         continue;
       }
-      if (name == "base") continue;
-      const bool group = is_group(name);
-      if (group && entry.second.IsMap()) {
-        walk(entry.second, name + ".", origin);
-      } else if (group) {
-        if (!entry.second.IsNull())
-          add({name, where, scalar(entry.second), "must be a map of fields",
-               str("like ", name, ": {", child_of(name), ": ...}")});
-      } else {
-        set(name, entry.second, where);
-      }
+      const std::string name = prefix + entry.first.Scalar();
+      const auto [first, fresh] = seen.emplace(name, where);
+      if (!fresh)
+        add({name, where, "", str("appears twice, first at ", first->second),
+             "keep one of the two"});
+      else if (name != "base")
+        visit(name, entry.second, where, origin);
     }
   }
 
-  static bool is_group(const std::string& name) {
-    return std::any_of(fields().begin(), fields().end(),
-                       [&](const Field& f) { return f.name.starts_with(name + "."); });
+  void visit(const std::string& name, const YAML::Node& node, const std::string& where,
+             const std::string& origin) {
+    if (!is_group(name))
+      set(name, node, where);
+    else if (node.IsMap())
+      walk(node, name + ".", origin);
+    else if (!node.IsNull())
+      add({name, where, shown(node), "must be a map of fields", suggest_name(name + ".?")});
   }
-  static std::string child_of(const std::string& group) {
-    for (const Field& field : fields())
-      if (field.name.starts_with(group + ".")) return field.name.substr(group.size() + 1);
-    return "";
-  }
-  static std::string scalar(const YAML::Node& node) { return node.IsScalar() ? node.Scalar() : ""; }
 
   void set(const std::string& name, const YAML::Node& node, const std::string& where) {
     const Field* field = find_field(name);
     if (!field) {
-      unknown(name, where);
+      const char* rule = is_group(name) ? "is a group of fields" : "is not a field of a recipe";
+      add({name, where, "", rule, suggest_name(is_group(name) ? name + ".?" : name)});
       return;
     }
-    where_[name] = where;
+    set_[name] = {where, layer_};
+    bad_.erase(name);
     if (field->kind == Kind::sources) {
       read_sources(*field, node, where);
-      return;
+    } else if (!node.IsScalar() || !field->set(recipe_, node.Scalar())) {
+      bad_.insert(name);
+      add({name, where, shown(node), field->rule, suggest_value(*field, shown(node))});
+    } else if (name == "model.from" && !recipe_.model.from.empty()) {
+      forget_shape(where);
     }
-    if (node.IsScalar() && field->set(recipe_, node.Scalar())) return;
-    bad_.insert(name);
-    std::string remedy;
-    if (node.IsScalar()) remedy = nearest(node.Scalar(), field->choices);
-    if (!remedy.empty()) remedy = "did you mean " + remedy + "?";
-    if (field->kind == Kind::duration && node.IsScalar() && parse_number(node.Scalar()))
-      remedy = "did you mean " + node.Scalar() + " steps?";
-    add({name, where, node.IsScalar() ? node.Scalar() : node.IsNull() ? "nothing" : "a list or map",
-         field->rule, remedy});
   }
 
-  void unknown(const std::string& name, const std::string& where) {
-    std::vector<std::string> names;
-    for (const Field& field : fields()) names.push_back(field.name);
-    std::string best = nearest(name, names);
-    if (best.empty()) {  // The right word in the wrong group: lr -> optimizer.lr.
-      const std::string last = name.substr(name.rfind('.') + 1);
-      for (const std::string& candidate : names)
-        if (candidate.substr(candidate.rfind('.') + 1) == last) best = candidate;
+  void forget_shape(const std::string& where) {
+    for (const std::string& name : shape_fields()) {
+      const auto at = set_.find(name);
+      if (at == set_.end() || at->second.layer == layer_) continue;
+      const Field& field = *find_field(name);
+      notes_.push_back({name, at->second.where, field.get(recipe_),
+                        str("has no effect: model.from (", where, ") sets the shape"), ""});
+      field.set(recipe_, field.get(Recipe()));
+      set_.erase(at);
     }
-    std::string remedy = best.empty() ? "" : "did you mean " + best + "?";
-    if (best.empty()) {
-      const std::string group = name.substr(0, name.rfind('.') + 1);
-      for (const std::string& candidate : names)
-        if (!group.empty() && candidate.starts_with(group))
-          remedy += (remedy.empty() ? "known here: " : ", ") + candidate.substr(group.size());
-      if (remedy.empty()) remedy = "see tutti recipe reference";
-    }
-    add({name, where, "", is_group(name) ? "is a group of fields" : "is not a field of a recipe", remedy});
   }
 
   void read_sources(const Field& field, const YAML::Node& node, const std::string& where) {
-    std::vector<Source> sources;
-    bool good = true;
-    const auto one = [&](const YAML::Node& item) {
-      if (item.IsScalar()) {
-        sources.push_back({item.Scalar(), 1});
-        return;
-      }
-      if (!item.IsMap() || !item["path"] || !item["path"].IsScalar()) {
-        good = false;
-        return;
-      }
-      Source source{item["path"].Scalar(), 1};
-      for (const auto& entry : item) {
-        const std::string key = entry.first.Scalar();
-        if (key == "path") continue;
-        const auto weight = key == "weight" && entry.second.IsScalar() ? parse_number(entry.second.Scalar())
-                                                                       : std::nullopt;
-        if (weight) source.weight = *weight;
-        good = good && weight;
-      }
-      sources.push_back(source);
-    };
-    if (node.IsSequence())
-      for (const auto& item : node) one(item);
-    else if (!node.IsNull())
-      one(node);
-    if (!good) add({field.name, where, scalar(node), field.rule, "like {path: books, weight: 2}"});
-    field.sources(recipe_) = sources;
+    std::vector<Source>& sources = field.sources(recipe_);
+    sources.clear();
+    if (!node.IsSequence()) {
+      if (!node.IsNull()) read_source(field, node, where, sources);
+      return;
+    }
+    const std::string origin = where.substr(0, where.rfind(':'));
+    const bool lines = where != "--set";
+    for (const auto& item : node) {
+      const std::string at = lines ? place(origin, item.Mark()) : where;
+      set_[str(field.name, "[", sources.size(), "]")] = {at, layer_};
+      read_source(field, item, at, sources);
+    }
+  }
+
+  // Always adds one source, so that places keep their numbers.
+  void read_source(const Field& field, const YAML::Node& node, const std::string& where,
+                   std::vector<Source>& sources) {
+    Source source;
+    if (node.IsScalar()) source.path = node.Scalar();
+    for (const auto& entry : node.IsMap() ? node : YAML::Node()) {
+      const std::string key = shown(entry.first);
+      const auto weight =
+          entry.second.IsScalar() ? parse_number(entry.second.Scalar()) : std::nullopt;
+      if (key == "path" && entry.second.IsScalar())
+        source.path = entry.second.Scalar();
+      else if (key == "weight" && weight && *weight > 0)
+        source.weight = *weight;
+      else if (key == "weight")
+        fault(field, where, shown(entry.second), "weight must be a number above 0",
+              "remove a source instead of giving it no weight");
+      else
+        fault(field, where, key, "is not a field of a source", "known are path and weight");
+    }
+    if (source.path.empty())
+      fault(field, where, shown(node), field.rule, "like {path: books, weight: 2}");
+    sources.push_back(source);
+  }
+
+  void fault(const Field& field, const std::string& where, const std::string& value,
+             const std::string& rule, const std::string& remedy) {
+    bad_.insert(field.name);
+    add({field.name, where, value, rule, remedy});
   }
 
   Recipe recipe_;
-  std::map<std::string, std::string> where_;
+  int layer_ = 0;
+  std::map<std::string, Setting> set_;
   std::set<std::string> bad_;
-  std::vector<Violation> violations_;
+  std::vector<Violation> violations_, notes_;
 };
 
 }  // namespace
@@ -213,14 +246,19 @@ class Parser {
 Parsed parse(const std::string& yaml, const std::string& origin,
              const std::vector<std::string>& overrides, const fs::path& folder, bool check_data) {
   Parser parser;
-  parser.read(yaml, origin, folder, {fs::weakly_canonical(origin)});
-  for (const std::string& text : overrides) parser.override_with(text);
+  std::error_code ignored;
+  parser.read(yaml, origin, folder, {fs::weakly_canonical(origin, ignored)});
+  parser.override_with(overrides);
   return parser.finish(folder, check_data);
 }
 
-Parsed load(const fs::path& file, const std::vector<std::string>& overrides) {
+Parsed load(const fs::path& file, const std::vector<std::string>& overrides, bool check_data) {
+  std::error_code error;
+  if (!fs::exists(file, error) || fs::is_directory(file, error))
+    throw ConfigError(
+        {{"", "", "", str("there is no recipe ", file.string()), nearest_file(file)}});
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  return parse(read_file(file), file.string(), overrides, folder);
+  return parse(read_file(file), file.string(), overrides, folder, check_data);
 }
 
 }  // namespace tutti::recipe

@@ -38,9 +38,16 @@ std::optional<double> factor_of(std::string_view unit) {
   return std::nullopt;
 }
 
+constexpr double largest = 9e15;  // below it a double holds every whole number
+
 std::optional<std::int64_t> whole(double value) {
-  if (value != std::floor(value) || std::abs(value) > 9e15) return std::nullopt;
+  if (value != std::floor(value) || !(std::abs(value) <= largest)) return std::nullopt;
   return static_cast<std::int64_t>(value);
+}
+
+std::optional<Duration> bounded(double amount, Duration::Unit unit) {
+  if (!(amount <= largest)) return std::nullopt;
+  return Duration{amount, unit};
 }
 
 }  // namespace
@@ -55,21 +62,22 @@ std::optional<Duration> parse_duration(std::string_view text) {
   }
   using Unit = Duration::Unit;
   constexpr std::pair<const char*, double> times[] = {
-      {"s", 1}, {"sec", 1}, {"seconds", 1}, {"m", 60}, {"min", 60}, {"minutes", 60},
-      {"h", 3600}, {"hours", 3600}, {"d", 86400}, {"days", 86400}};
+      {"s", 1},        {"sec", 1},     {"second", 1},   {"seconds", 1}, {"m", 60},
+      {"min", 60},     {"minute", 60}, {"minutes", 60}, {"h", 3600},    {"hour", 3600},
+      {"hours", 3600}, {"d", 86400},   {"day", 86400},  {"days", 86400}};
   for (const auto& [name, seconds] : times)
-    if (unit == name) return Duration{parts->number * seconds, Unit::seconds};
+    if (unit == name) return bounded(parts->number * seconds, Unit::seconds);
   constexpr std::pair<const char*, Unit> counts[] = {
-      {"steps", Unit::steps}, {"step", Unit::steps}, {"tokens", Unit::tokens},
+      {"steps", Unit::steps},  {"step", Unit::steps},    {"tokens", Unit::tokens},
       {"token", Unit::tokens}, {"epochs", Unit::epochs}, {"epoch", Unit::epochs}};
   for (const auto& [name, kind] : counts) {
     if (!unit.ends_with(name)) continue;
-    const auto factor = factor_of(trim(std::string_view(unit).substr(0, unit.size() -
-                                                                   std::string_view(name).size())));
+    const auto factor = factor_of(
+        trim(std::string_view(unit).substr(0, unit.size() - std::string_view(name).size())));
     if (!factor) return std::nullopt;
     const double amount = parts->number * *factor;
     if (kind != Unit::epochs && !whole(amount)) return std::nullopt;
-    return Duration{amount, kind};
+    return bounded(amount, kind);
   }
   return std::nullopt;
 }
@@ -102,11 +110,15 @@ std::optional<std::int64_t> parse_bytes(std::string_view text) {
   std::string unit = parts->unit;
   if (unit.ends_with("ib")) unit.erase(unit.size() - 2, 1);
   double factor = 1;
-  if (unit == "kb") factor = 1024;
-  else if (unit == "mb") factor = 1024.0 * 1024;
-  else if (unit == "gb") factor = 1024.0 * 1024 * 1024;
-  else if (!unit.empty() && unit != "b") return std::nullopt;
-  return whole(parts->number * factor);
+  if (unit == "kb")
+    factor = 1024;
+  else if (unit == "mb")
+    factor = 1024.0 * 1024;
+  else if (unit == "gb")
+    factor = 1024.0 * 1024 * 1024;
+  else if (!unit.empty() && unit != "b")
+    return std::nullopt;
+  return whole(std::floor(parts->number * factor));
 }
 
 std::optional<double> parse_number(std::string_view text) {
@@ -126,14 +138,16 @@ std::int64_t steps_of(const Duration& duration, std::int64_t epoch_samples,
                       std::int64_t global_batch, std::int64_t tokens_per_sample) {
   const double samples_a_step = static_cast<double>(global_batch);
   switch (duration.unit) {
-    case Duration::Unit::steps: return static_cast<std::int64_t>(duration.amount);
+    case Duration::Unit::steps:
+      return static_cast<std::int64_t>(duration.amount);
     case Duration::Unit::tokens:
       return static_cast<std::int64_t>(
           std::ceil(duration.amount / (samples_a_step * static_cast<double>(tokens_per_sample))));
     case Duration::Unit::epochs:
       return static_cast<std::int64_t>(
           std::ceil(duration.amount * static_cast<double>(epoch_samples) / samples_a_step));
-    default: return 0;
+    default:
+      return 0;
   }
 }
 

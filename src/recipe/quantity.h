@@ -10,13 +10,13 @@
 namespace tutti::recipe {
 
 // "3 epochs", "2k steps", "10m tokens", "90s", "10m" (minutes), "1h", "2d"; "0" is off. nullopt for
-// anything else, a negative amount and a bare number among it.
+// anything else, a negative amount, a bare number and an amount above 9e15 among it.
 std::optional<Duration> parse_duration(std::string_view text);
 std::string to_text(const Duration& duration);
 
 // "1500000", "1.5m", "2k": a whole number with an optional factor k, m, b (1e3, 1e6, 1e9).
 std::optional<std::int64_t> parse_count(std::string_view text);
-// "64kb", "25mb", "1.5gb" in powers of 1024, or a bare number of bytes.
+// "64kb", "25mb", "1.5gb" in powers of 1024, or a bare number of bytes; parts of a byte are cut.
 std::optional<std::int64_t> parse_bytes(std::string_view text);
 std::optional<double> parse_number(std::string_view text);
 // on, off, true, false, yes, no.

@@ -76,10 +76,10 @@ struct Optimizer {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
-  double momentum = 0.95;  // muon and sgd
-  bool nesterov = true;    // muon and sgd
-  double matrix_lr = 0.02; // muon: for the hidden matrices; lr serves the rest, by adamw
-  double clip = 1.0;       // global gradient norm; 0: off
+  double momentum = 0.95;   // muon and sgd
+  bool nesterov = true;     // muon and sgd
+  double matrix_lr = 0.02;  // muon: for the hidden matrices; lr serves the rest, by adamw
+  double clip = 1.0;        // global gradient norm; 0: off
 };
 
 struct Schedule {
@@ -107,7 +107,7 @@ struct Checkpoint {
 
 struct Evaluation {
   Duration every{0, Duration::Unit::steps};  // 0: only at the end
-  std::int64_t batches = 0;                  // global batches each time; 0: all of the validation set
+  std::int64_t batches = 0;  // global batches each time; 0: all of the validation set
 };
 
 struct Logging {

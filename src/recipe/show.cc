@@ -2,15 +2,18 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "recipe/check.h"
 #include "recipe/fields.h"
 #include "recipe/quantity.h"
+#include "recipe/suggest.h"
 
 namespace tutti::recipe {
 namespace {
 
-// A double-quoted YAML scalar is a JSON string.
+// A JSON string is a double-quoted YAML scalar.
 std::string quoted(const std::string& text) {
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -19,7 +22,8 @@ std::string sources_text(const std::vector<Source>& sources, const std::string& 
   if (sources.empty()) return " []\n";
   std::string text = "\n";
   for (const Source& source : sources)
-    text += indent + "  - {path: " + quoted(source.path) + ", weight: " + number_text(source.weight) + "}\n";
+    text += str(indent, "  - {path: ", quoted(source.path),
+                ", weight: ", number_text(source.weight), "}\n");
   return text;
 }
 
@@ -28,45 +32,83 @@ std::string value_text(const Field& field, const Recipe& recipe) {
   return field.kind == Kind::text ? quoted(value) : value;
 }
 
-const char* type_text(Kind kind) {
-  constexpr const char* names[] = {"text", "choice", "count", "size", "number", "on or off", "duration", "sources"};
-  return names[static_cast<std::size_t>(kind)];
+std::string type_text(const Field& field) {
+  constexpr const char* names[] = {"text",   "",          "count",    "size",
+                                   "number", "on or off", "duration", "sources"};
+  const std::string limits = field.limits.text();
+  if (field.kind == Kind::choice) return join(field.choices, ", ");
+  return str(names[static_cast<std::size_t>(field.kind)], limits.empty() ? "" : " ", limits);
 }
 
-Json schema_of(const Field& field) {
-  Json schema = {{"description", field.doc}};
-  switch (field.kind) {
-    case Kind::choice: schema["enum"] = field.choices; break;
-    case Kind::onoff: schema["enum"] = {"on", "off", true, false}; break;
-    case Kind::text: schema["type"] = "string"; break;
-    case Kind::number: schema["type"] = "number"; break;
-    case Kind::count:
-    case Kind::bytes: schema["type"] = {"integer", "string"}; break;
-    case Kind::duration:
-      schema["type"] = {"string", "integer"};
-      schema["examples"] = {"2000 steps", "10m tokens", "3 epochs", "1h"};
-      break;
-    case Kind::sources:
-      schema["anyOf"] = {{{"type", "string"}},
-                         {{"type", "array"},
-                          {"items",
-                           {{"anyOf",
-                             {{{"type", "string"}},
-                              {{"type", "object"},
-                               {"properties", {{"path", {{"type", "string"}}}, {"weight", {{"type", "number"}}}}},
-                               {"required", {"path"}},
-                               {"additionalProperties", false}}}}}}}};
-  }
-  if (field.get) schema["default"] = field.get(Recipe{});
-  return schema;
+std::string default_text(const Field& field) {
+  if (field.kind == Kind::sources) return field.name == "data.train" ? "" : "[]";
+  return value_text(field, Recipe());
 }
+
+bool is_shape(const std::string& name) {
+  const auto& shape = shape_fields();
+  return std::find(shape.begin(), shape.end(), name) != shape.end();
+}
+
+constexpr const char* introduction =
+    R"(# The recipe
+
+A YAML file says what a run is asked to be. Only `data.train` must be there; everything else has a
+default. This page is written from the program's own list of fields (`src/recipe/fields.cc`); a test
+compares them.
+
+    tutti recipe check FILE     every mistake at once, each with its line and its remedy
+    tutti recipe show FILE      the resolved recipe
+    tutti recipe schema         a JSON Schema, for editors
+
+## Files
+- `base: other.yaml` starts from another recipe, relative to the file that names it. Bases may have
+  bases.
+- `--set a.b=c` on the command line comes last; of two settings of one field the later wins.
+  `--set data.train=PATH` replaces the list, as `--set 'data.train=[a, {path: b, weight: 2}]'` does.
+- Paths of data, tokenizer and `model.from` are relative to the current folder and, if nothing is
+  there, to the folder of the recipe that was named on the command line.
+- `model.from` replaces the shape that a base gave. In one file with shape fields it is a
+  contradiction.
+- A field that is set but has no effect is said, and does not stop the run.
+
+## Values
+| type | written as |
+|---|---|
+| duration | amount and unit: `2k steps`, `10m tokens`, `0.5 epochs`, `90s`, `1h`; `0` is off |
+| count | a whole number, also with a factor: `2k`, `1.5m`, `1b` (1e3, 1e6, 1e9) |
+| size | bytes: `1048576`, `64kb`, `4mb`, `1.5gb` (powers of 1024; `kib` is the same) |
+| on or off | `on`, `off`, `true`, `false`, `yes`, `no` |
+| sources | a path, or a list of paths and `{path: P, weight: W}` with weights above 0 |
+
+In a duration a bare `m` is minutes: `10m` is ten minutes, `10m tokens` ten million tokens. Times
+are `s`, `m`, `h`, `d`. An amount without a unit is refused. Intervals (`*.every`, warm-up, decay)
+are in steps, tokens or epochs; only `duration` may be a time.
+
+## Rules between fields
+- `batch.micro` divides `batch.global`; `parallel.workers` divides the micro-batches of a step
+  (global / micro).
+- `model.heads` divides `model.embed` unless `model.head_dim` is set; `model.kv_heads` divides
+  `model.heads`; gpt2 has as many of both; a llama head is even.
+- `model.context` is not below `data.sequence`; `model.vocab` holds the tokenizer's ids.
+- `schedule.warmup`, with wsd also `schedule.decay` after it, fits into `duration`.
+- `checkpoint.keep_every` is a multiple of `checkpoint.every`.
+- `data.validation_fraction` and `data.validation` exclude each other.
+
+## Fields
+| field | type | default | meaning |
+|---|---|---|---|
+| `base` | text |  | A recipe to start from. |
+)";
 
 }  // namespace
 
 std::string to_yaml(const Recipe& recipe) {
+  Recipe copy = recipe;  // Field::sources gives a reference to change
   std::string text;
   std::vector<std::string> open;  // groups we are in
   for (const Field& field : fields()) {
+    if (!recipe.model.from.empty() && is_shape(field.name)) continue;
     std::vector<std::string> path = split(field.name, '.');
     const std::string leaf = path.back();
     path.pop_back();
@@ -77,56 +119,31 @@ std::string to_yaml(const Recipe& recipe) {
     open = path;
     const std::string indent(2 * path.size(), ' ');
     text += indent + leaf + ":";
-    if (field.kind == Kind::sources)
-      text += sources_text(field.sources(const_cast<Recipe&>(recipe)), indent);
-    else
-      text += " " + value_text(field, recipe) + "\n";
+    text += field.kind == Kind::sources ? sources_text(field.sources(copy), indent)
+                                        : " " + value_text(field, recipe) + "\n";
   }
   return text;
-}
-
-std::string json_schema() {
-  Json root = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
-               {"title", "Tutti recipe"},
-               {"type", "object"},
-               {"additionalProperties", false},
-               {"properties", {{"base", {{"type", "string"}, {"description", "A recipe to start from."}}}}}};
-  for (const Field& field : fields()) {
-    Json* group = &root;
-    std::vector<std::string> path = split(field.name, '.');
-    for (std::size_t i = 0; i + 1 < path.size(); ++i) {
-      Json& next = (*group)["properties"][path[i]];
-      if (next.is_null()) next = {{"type", "object"}, {"additionalProperties", false}, {"properties", Json::object()}};
-      group = &next;
-    }
-    (*group)["properties"][path.back()] = schema_of(field);
-  }
-  return root.dump(2) + "\n";
 }
 
 std::string markdown_reference() {
-  std::string text =
-      "# The recipe\n\n"
-      "A YAML file says what a run is asked to be. `base: other.yaml` starts from another recipe, relative to the file;\n"
-      "`--set a.b=c` on the command line comes last. Every mistake is reported at once, with its line and its remedy.\n"
-      "`tutti recipe check FILE` reads without training, `tutti recipe show FILE` prints the resolved recipe, and\n"
-      "`tutti recipe schema` prints a JSON Schema for editors. This page is the output of `tutti recipe reference`.\n\n"
-      "Durations carry a unit: `2000 steps`, `10m tokens` (k, m, b are 1e3, 1e6, 1e9), `3 epochs`, `90s`, `10m`\n"
-      "(minutes), `1h`, `2d`; `0` is off. Sizes: `64kb`, `4mb`, `1.5gb` (powers of 1024). Switches: `on`, `off`.\n"
-      "Paths of data are relative to the current folder, else to the recipe's folder. Sources are a path, or a list of\n"
-      "paths and `{path: P, weight: W}`.\n\n"
-      "| field | type | default | meaning |\n|---|---|---|---|\n";
+  std::string text = introduction;
   for (const Field& field : fields()) {
-    std::string type = field.kind == Kind::choice ? join(field.choices, ", ") : type_text(field.kind);
-    std::string value = field.get ? value_text(field, Recipe{}) : "";
-    text += "| `" + field.name + "` | " + type + " | " + (value.empty() ? "" : "`" + value + "`") + " | " + field.doc + " |\n";
+    const std::string value = default_text(field);
+    text += str("| `", field.name, "` | ", type_text(field), " | ",
+                value.empty() ? "" : "`" + value + "`", " | ", field.doc, " |\n");
   }
   return text;
 }
 
-void resolve(Recipe& recipe, int cores) {
-  if (recipe.parallel.threads == 0)
-    recipe.parallel.threads = std::max<std::int64_t>(1, cores / recipe.parallel.workers);
+std::string describe(const std::string& name) {
+  std::string text;
+  for (const Field& field : fields()) {
+    if (field.name != name && !field.name.starts_with(name + ".")) continue;
+    const std::string value = default_text(field);
+    text += str(field.name, ": ", field.doc, "\n  ", field.rule, "\n  ",
+                value.empty() ? "must be given" : "default: " + value, "\n");
+  }
+  return text.empty() ? str(name, " is not a field of a recipe; ", suggest_name(name), "\n") : text;
 }
 
 }  // namespace tutti::recipe

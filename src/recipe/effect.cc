@@ -1,0 +1,98 @@
+// Options without effect: said, not refused, so that one may switch a recipe back and forth.
+#include "recipe/check.h"
+#include "recipe/quantity.h"
+
+namespace tutti::recipe {
+namespace {
+
+class Notes {
+ public:
+  explicit Notes(const Where& where) : where_(where) {}
+
+  void idle(bool idle, const std::vector<std::string>& fields, const std::string& why) {
+    if (!idle) return;
+    for (const std::string& field : fields)
+      if (const std::string place = where_(field); !place.empty())
+        notes_.push_back({field, place, "", "has no effect: " + why, ""});
+  }
+  std::vector<Violation> found() { return std::move(notes_); }
+
+ private:
+  const Where& where_;
+  std::vector<Violation> notes_;
+};
+
+void note_model(const Model& m, Notes& notes) {
+  const bool gpt2 = m.family == "gpt2" && m.from.empty();
+  const std::vector<std::string> rope = {"model.rope_scaling.factor"};
+  const std::vector<std::string> llama3 = {"model.rope_scaling.low_frequency_factor",
+                                           "model.rope_scaling.high_frequency_factor",
+                                           "model.rope_scaling.original_context"};
+  notes.idle(gpt2,
+             {"model.rope_theta", "model.rope_scaling.kind", "model.qkv_bias", "model.qk_norm"},
+             "the gpt2 family has none");
+  const std::string& kind = m.rope_scaling.kind;
+  notes.idle(kind == "none", rope, "model.rope_scaling.kind is none");
+  notes.idle(kind != "llama3", llama3, "model.rope_scaling.kind is not llama3");
+  notes.idle(gpt2 && kind != "none", rope, "the gpt2 family has none");
+  notes.idle(gpt2 && kind == "llama3", llama3, "the gpt2 family has none");
+  notes.idle(!m.from.empty(), {"model.init_std"}, "model.from gives the weights");
+}
+
+void note_optimizer(const Recipe& r, Notes& notes) {
+  const std::string& name = r.optimizer.name;
+  notes.idle(name == "adamw", {"optimizer.momentum", "optimizer.nesterov"},
+             "optimizer.name is adamw");
+  notes.idle(name == "sgd", {"optimizer.beta1", "optimizer.beta2", "optimizer.eps"},
+             "optimizer.name is sgd");
+  notes.idle(name == "sgd" && r.optimizer.momentum == 0, {"optimizer.nesterov"},
+             "optimizer.momentum is 0");
+  notes.idle(name != "muon", {"optimizer.matrix_lr"}, "optimizer.name is not muon");
+  notes.idle(r.schedule.kind == "constant", {"schedule.min_ratio"}, "schedule.kind is constant");
+  notes.idle(r.schedule.kind != "wsd", {"schedule.decay"}, "schedule.kind is not wsd");
+}
+
+void note_data(const Recipe& r, Notes& notes) {
+  const bool evaluates = !r.data.validation.empty() || r.data.validation_fraction > 0;
+  notes.idle(!evaluates, {"evaluation.every", "evaluation.batches"}, "there is no validation data");
+  bool jsonl = false, folder = false;
+  std::error_code ignored;
+  for (const auto* list : {&r.data.train, &r.data.validation})
+    for (const Source& source : *list) {
+      jsonl |= source.path.ends_with(".jsonl");
+      folder |= fs::is_directory(source.path, ignored);  // may hold one
+    }
+  notes.idle(!jsonl && !folder, {"data.text_field"}, "no source is a .jsonl");
+}
+
+void note_run(const Recipe& r, Notes& notes) {
+  const auto beyond = [&](const Duration& every) {
+    return every.unit == r.duration.unit && every.amount > r.duration.amount;
+  };
+  const std::string run = "it is longer than the run, duration = " + to_text(r.duration);
+  notes.idle(beyond(r.checkpoint.every), {"checkpoint.every"}, run);
+  notes.idle(beyond(r.evaluation.every), {"evaluation.every"}, run);
+  notes.idle(beyond(r.logging.every), {"logging.every"}, run);
+  notes.idle(r.checkpoint.every.amount == 0, {"checkpoint.keep_every"}, "checkpoint.every is 0");
+  notes.idle(r.checkpoint.keep_last == 0, {"checkpoint.keep_every"},
+             "checkpoint.keep_last is 0, which keeps all");
+  notes.idle(r.parallel.workers == 1,
+             {"parallel.transport", "parallel.bucket_bytes", "parallel.overlap"},
+             "there is one worker");
+  notes.idle(r.logging.sample_tokens == 0, {"logging.sample_prompt"}, "logging.sample_tokens is 0");
+  notes.idle(!r.logging.report, {"logging.sample_prompt", "logging.sample_tokens"},
+             "logging.report is off");
+}
+
+}  // namespace
+
+std::vector<Violation> without_effect(const Recipe& recipe, const Where& where) {
+  Notes notes(where);
+  note_model(recipe.model, notes);
+  note_optimizer(recipe, notes);
+  note_data(recipe, notes);
+  note_run(recipe, notes);
+  return notes.found();
+}
+
+}  // namespace tutti::recipe
