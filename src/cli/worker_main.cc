@@ -1,7 +1,152 @@
-// A placeholder.
+// `tutti-worker`: what needs libtorch. See worker.h for how `tutti` calls it.
+#include <csignal>
 #include <cstdio>
+#include <iostream>
+#include <map>
 
-int main() {
-  std::fprintf(stderr, "tutti-worker: not there yet\n");
-  return 70;
+#include "base/error.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "nn/generate.h"
+#include "nn/hugging_face.h"
+#include "recipe/parse.h"
+#include "train/restore.h"
+#include "train/run.h"
+
+namespace tutti::cli {
+namespace {
+
+// "DIR --name=value ..." or "--name value"; `tutti` has checked names and ranges.
+struct Arguments {
+  std::string run;
+  std::map<std::string, std::string> options;
+
+  bool has(const std::string& name) const { return options.contains(name); }
+  std::string get(const std::string& name, const std::string& otherwise) const {
+    const auto found = options.find(name);
+    return found == options.end() ? otherwise : found->second;
+  }
+};
+
+Arguments parse(int argc, char** argv) {
+  Arguments arguments;
+  for (int i = 2; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (!word.starts_with("--")) {
+      arguments.run = word;
+      continue;
+    }
+    const std::size_t equals = word.find('=');
+    const std::string name = word.substr(2, equals == std::string::npos ? equals : equals - 2);
+    if (equals != std::string::npos) arguments.options[name] = word.substr(equals + 1);
+    else if (name == "run" && i + 1 < argc) arguments.run = argv[++i];
+    else arguments.options[name] = "";
+  }
+  return arguments;
+}
+
+recipe::Recipe recipe_of(const fs::path& run) {
+  return recipe::parse(read_file(run / "recipe.yaml"), (run / "recipe.yaml").string(), {}, run, false).recipe;
+}
+
+int train(const Arguments& arguments) {
+  train::catch_stop_signals();
+  const train::Worker worker = train::worker_from_environment(arguments.run, arguments.has("resume"));
+  const recipe::Recipe recipe = recipe_of(arguments.run);
+  if (worker.world_size > 1) set_log_rank(worker.rank);
+  train::prepare_process(recipe.parallel.threads);
+  const train::Result result = train::run(recipe, worker);
+  return result.interrupted ? exit_interrupted : exit_ok;
+}
+
+int eval(const Arguments& arguments) {
+  auto restored = train::restore(arguments.run);
+  train::prepare_process(std::max<std::int64_t>(1, restored.recipe.parallel.threads));
+  const train::Evaluation found = train::evaluate(restored);
+  const Json json = {{"step", restored.step},
+                     {"validation_loss", found.loss},
+                     {"nats_per_byte", found.nats_per_byte},
+                     {"targets", found.targets}};
+  if (arguments.has("json")) std::cout << json.dump() << "\n";
+  else
+    std::cout << "step " << restored.step << ": validation loss " << found.loss << " nats a token, "
+              << found.nats_per_byte << " nats a byte, over " << human_count(found.targets) << " tokens\n";
+  return exit_ok;
+}
+
+int generate(const Arguments& arguments) {
+  std::optional<std::int64_t> step;
+  if (arguments.has("checkpoint")) step = std::stoll(arguments.get("checkpoint", ""));
+  auto restored = train::restore(arguments.run, step);
+  train::prepare_process(std::max<std::int64_t>(1, restored.recipe.parallel.threads));
+  const std::string prompt = arguments.get("prompt", "\n");
+  std::vector<std::int64_t> ids;
+  for (const std::int32_t id : restored.tokenizer->encode(prompt)) ids.push_back(id);
+  nn::Sampling sampling;
+  sampling.temperature = std::stod(arguments.get("temperature", "0.8"));
+  sampling.top_k = std::stoll(arguments.get("top-k", "0"));
+  sampling.top_p = std::stod(arguments.get("top-p", "1"));
+  sampling.seed = std::stoull(arguments.get("seed", "1"));
+  data::StreamDecoder decoder(*restored.tokenizer);
+  std::cout << prompt << std::flush;
+  const auto end = restored.tokenizer->end_of_document();
+  nn::generate(*restored.model, ids, std::stoll(arguments.get("tokens", "256")), sampling,
+               [&](std::int64_t id) {
+                 if (end && id == *end) return false;
+                 std::cout << decoder.push(static_cast<std::int32_t>(id)) << std::flush;
+                 return std::cout.good();
+               });
+  std::cout << decoder.finish() << "\n";
+  return exit_ok;
+}
+
+int export_model(const Arguments& arguments) {
+  const auto restored = train::restore(arguments.run);
+  const fs::path folder = arguments.get("to", "");
+  nn::save_pretrained(*restored.model, folder);
+  const fs::path tokenizer = restored.recipe.data.tokenizer;
+  for (const char* file : {"tokenizer.json", "tokenizer.model"}) {
+    const fs::path source = fs::is_directory(tokenizer) ? tokenizer / file : tokenizer;
+    if (fs::is_regular_file(source) && source.filename() == file) write_file(folder / file, read_file(source));
+  }
+  std::cout << "step " << restored.step << " written to " << folder.string() << " (Hugging Face)\n";
+  return exit_ok;
+}
+
+int run(int argc, char** argv) {
+  const std::string verb = argc > 1 ? argv[1] : "";
+  if (verb == "version") {
+    std::cout << "tutti-worker " TUTTI_VERSION ", libtorch " TORCH_VERSION << "\n";
+    return exit_ok;
+  }
+  const Arguments arguments = parse(argc, argv);
+  if (verb == "train") return train(arguments);
+  if (verb == "eval") return eval(arguments);
+  if (verb == "generate") return generate(arguments);
+  if (verb == "export") return export_model(arguments);
+  throw ConfigError("tutti-worker is started by tutti: see tutti --help");
+}
+
+}  // namespace
+}  // namespace tutti::cli
+
+int main(int argc, char** argv) {
+  using namespace tutti;
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return cli::run(argc, argv);
+  } catch (const ConfigError& error) {
+    std::cerr << "tutti: " << error.what() << "\n";
+    return exit_config;
+  } catch (const WorldError& error) {
+    std::cerr << "tutti: " << error.what() << "\n";
+    return exit_world;
+  } catch (const c10::Error& error) {
+    std::cerr << "tutti: " << error.what_without_backtrace() << "\n";
+    return exit_world;
+  } catch (const std::exception& error) {
+    std::cerr << "tutti: bug: " << error.what() << "\n";
+    return exit_bug;
+  }
 }

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/reduction_tree.h"
+
 namespace tutti::parallel {
 
 // The tensors of one micro-batch, first dimension the samples; their meaning is the task's.
@@ -47,6 +49,8 @@ struct StepOutcome {
   bool applied = true;    // false: a non-finite gradient; weights and optimizer are as before
   std::string culprit;    // the first parameter whose gradient is not finite, or "loss"
   double loss_scale = 1;  // fp16 only
+  bool stop = false;      // a rank asked to stop: all agree
+  double elapsed = 0;     // seconds of training that rank 0 counts: the same on all ranks
   double data_seconds = 0, forward_seconds = 0, backward_seconds = 0, wait_seconds = 0,
          optimizer_seconds = 0;
 };
@@ -60,6 +64,8 @@ struct StateTensor {
 struct StepInput {
   std::int64_t step = 0;  // counted from 0
   double lr = 0;
+  bool stop = false;   // this rank was asked to stop
+  double elapsed = 0;  // seconds of training, rank 0's counts
   BatchSource batches;
 };
 
@@ -70,6 +76,10 @@ class Engine {
   // Forward, backward, reduction, clipping, update. All ranks call it together. Throws WorldError
   // if a peer is lost or late; nothing was updated then.
   virtual StepOutcome step(const StepInput& input) = 0;
+
+  // The micro-batches of a global batch that this rank computes.
+  virtual comm::Range local_range() const = 0;
+  virtual std::int64_t parameter_count() const = 0;
 
   // Mean loss over micro-batches [0, count), shared among the ranks, without gradients.
   virtual double evaluate(std::int64_t count, const BatchSource& batches) = 0;

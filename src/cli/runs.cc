@@ -1,0 +1,75 @@
+#include "cli/runs.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "cli/worker.h"
+#include "events/live.h"
+#include "events/report.h"
+#include "events/summary.h"
+#include "launch/local.h"
+
+namespace tutti::cli {
+namespace {
+
+events::LiveOptions live_options(const recipe::Recipe& recipe, Show show) {
+  using Mode = events::LiveOptions::Mode;
+  events::LiveOptions options;
+  const bool terminal = ::isatty(STDOUT_FILENO) != 0;
+  options.mode = show == Show::quiet ? Mode::quiet : show == Show::json ? Mode::json
+                 : terminal ? Mode::terminal : Mode::plain;
+  winsize size{};
+  if (terminal && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
+    options.width = size.ws_col;
+  options.color = terminal && !std::getenv("NO_COLOR");
+  if (recipe.logging.every.unit == recipe::Duration::Unit::steps && recipe.logging.every.amount >= 1)
+    options.every_steps = static_cast<std::int64_t>(recipe.logging.every.amount);
+  return options;
+}
+
+std::string number_or_none(const Json& value) { return value.is_number() ? str(value.get<double>()) : "none"; }
+
+void say_where(const events::RunFolder& run, const Json& summary) {
+  std::cout << "step " << summary["steps"] << ": loss " << number_or_none(summary["loss"])
+            << ", validation loss " << number_or_none(summary["validation_loss"]) << "; "
+            << (summary["tokens_per_second"].is_number()
+                    ? human_count(summary["tokens_per_second"].get<double>()) + " tokens/s, " : "")
+            << human_seconds(summary["seconds"].get<double>()) << "\n"
+            << "  look at it   " << run.report().string() << "\n"
+            << "  let it write tutti generate " << run.path().string() << " --prompt 'ROMEO:'\n"
+            << "  take it away tutti export " << run.path().string() << " --to FOLDER\n";
+}
+
+}  // namespace
+
+int launch_run(const events::RunFolder& run, const recipe::Recipe& recipe, bool resume, Show show) {
+  launch::Job job;
+  job.program = find_worker();
+  job.args = {"train", "--run", run.path().string()};
+  if (resume) job.args.push_back("--resume");
+  job.workers = static_cast<int>(recipe.parallel.workers);
+  job.threads = static_cast<int>(recipe.parallel.threads);
+  job.log_folder = run.logs();
+
+  events::LiveView view(live_options(recipe, show), run, job.workers, std::cout, real_clock());
+  launch::Hooks hooks;
+  hooks.tick = [&] { view.tick(); };
+  const launch::Outcome outcome = launch::run_local(job, hooks);
+
+  const Json summary = events::make_summary(run, outcome.exit_code, job.workers);
+  events::write_summary(run, summary);
+  if (recipe.logging.report) events::write_report(run);
+  view.finish(summary);
+  if (outcome.exit_code == exit_ok && show == Show::automatic) say_where(run, summary);
+  if (outcome.interrupted)
+    std::cerr << "stopped and saved; go on with: tutti resume " << run.path().string() << "\n";
+  return outcome.exit_code;
+}
+
+}  // namespace tutti::cli

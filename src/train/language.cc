@@ -1,0 +1,67 @@
+#include "train/language.h"
+
+#include <vector>
+
+#include "base/error.h"
+#include "nn/hugging_face.h"
+
+namespace tutti::train {
+
+LanguageTask::LanguageTask(std::shared_ptr<nn::LanguageModel> model, const recipe::Recipe& recipe)
+    : model_(std::move(model)),
+      sequence_(recipe.data.sequence),
+      micro_(recipe.batch.micro),
+      seed_(recipe.seed) {
+  model_->set_recompute(recipe.recompute == "full");
+}
+
+parallel::Loss LanguageTask::loss(const parallel::Batch& batch) {
+  nn::TokenBatch tokens{batch[0], batch[1], batch.size() > 2 ? batch[2] : torch::Tensor()};
+  nn::Loss loss = model_->loss(tokens);
+  return {loss.sum, static_cast<double>(loss.tokens)};
+}
+
+double LanguageTask::flops_per_sample() const {
+  return model_->flops_per_token(sequence_) * static_cast<double>(sequence_);
+}
+
+void LanguageTask::at(std::int64_t step, std::int64_t micro_batch) {
+  model_->set_dropout_key({seed_, static_cast<std::uint64_t>(step), micro_batch * micro_});
+}
+
+parallel::Batch TokenSamples::batch(std::int64_t first, std::int64_t count) {
+  const std::int64_t sequence = sampler_.sequence();
+  const auto size = static_cast<std::size_t>(sequence);
+  std::vector<torch::Tensor> rows;
+  for (int i = 0; i < (documents_ ? 3 : 2); ++i)
+    rows.push_back(torch::empty({count, sequence}, torch::kInt));
+  const auto row = [&](int kind, std::int64_t sample) {
+    return std::span(rows[static_cast<std::size_t>(kind)].data_ptr<std::int32_t>() + sample * sequence, size);
+  };
+  for (std::int64_t s = 0; s < count; ++s)
+    sampler_.fill(static_cast<std::uint64_t>(first + s), row(0, s), row(1, s),
+                  documents_ ? row(2, s) : std::span<std::int32_t>());
+  rows[0] = rows[0].to(torch::kLong);
+  rows[1] = rows[1].to(torch::kLong);
+  return rows;
+}
+
+std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& recipe, std::int64_t vocab) {
+  recipe::Model config = recipe.model;
+  if (!config.from.empty()) {
+    config = nn::read_config(recipe.model.from);
+    config.dropout = recipe.model.dropout;
+  } else if (config.vocab == 0) {
+    config.vocab = vocab;
+  }
+  config = nn::resolve(config, recipe.data.sequence);
+  if (config.vocab < vocab)
+    throw ConfigError({{"model.vocab", "", str(config.vocab), str("the tokenizer has ids up to ", vocab - 1),
+                        str("set model.vocab to at least ", vocab, " or use a smaller tokenizer")}});
+  auto model = nn::make_model(config);
+  if (recipe.model.from.empty()) nn::initialise(*model, recipe.seed);
+  else nn::load_weights(*model, recipe.model.from);
+  return model;
+}
+
+}  // namespace tutti::train

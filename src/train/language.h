@@ -1,0 +1,46 @@
+// Language modelling as a task and as samples: nn's models over data's tokens.
+#pragma once
+#include <memory>
+
+#include "data/sampler.h"
+#include "nn/model.h"
+#include "parallel/engine.h"
+#include "recipe/recipe.h"
+#include "train/samples.h"
+
+namespace tutti::train {
+
+// Batches are {inputs, targets[, documents]} as nn::TokenBatch has them.
+class LanguageTask : public parallel::Task {
+ public:
+  LanguageTask(std::shared_ptr<nn::LanguageModel> model, const recipe::Recipe& recipe);
+  torch::nn::Module& module() override { return *model_; }
+  nn::LanguageModel& model() { return *model_; }
+  parallel::Loss loss(const parallel::Batch& batch) override;
+  double flops_per_sample() const override;
+  void at(std::int64_t step, std::int64_t micro_batch) override;
+
+ private:
+  std::shared_ptr<nn::LanguageModel> model_;
+  std::int64_t sequence_, micro_;
+  std::uint64_t seed_;
+};
+
+class TokenSamples : public Samples {
+ public:
+  TokenSamples(const data::Sampler& sampler, bool documents)
+      : sampler_(sampler), documents_(documents) {}
+  std::int64_t epoch_size() const override { return static_cast<std::int64_t>(sampler_.samples()); }
+  std::int64_t targets_per_sample() const override { return sampler_.sequence(); }
+  parallel::Batch batch(std::int64_t first, std::int64_t count) override;
+
+ private:
+  const data::Sampler& sampler_;
+  bool documents_;
+};
+
+// The model that a recipe asks for, initialised (model.from: its weights; else by seed).
+// `vocab` is the tokenizer's. ConfigError if the tokens do not fit the model.
+std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& recipe, std::int64_t vocab);
+
+}  // namespace tutti::train

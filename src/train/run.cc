@@ -1,0 +1,70 @@
+#include "train/run.h"
+
+#include <ATen/Context.h>
+
+#include "data/tokenizer.h"
+#include "nn/generate.h"
+#include "parallel/replicated.h"
+#include "train/language.h"
+#include "train/recorder.h"
+
+namespace tutti::train {
+namespace {
+
+Json facts_of(const recipe::Recipe& recipe, const collective::Group& group,
+              const parallel::Engine& engine) {
+  return {{"name", recipe.name},
+          {"parameters", engine.parameter_count()},
+          {"threads", recipe.parallel.threads},
+          {"transport", group.transport()},
+          {"engine", recipe.parallel.engine},
+          {"precision", recipe.precision},
+          {"torch", TORCH_VERSION},
+          {"cpu", at::get_cpu_capability()}};
+}
+
+std::string write_sample(nn::LanguageModel& model, const data::Tokenizer& tokenizer,
+                         const recipe::Recipe& recipe) {
+  std::vector<std::int64_t> prompt;
+  for (const std::int32_t id : tokenizer.encode(recipe.logging.sample_prompt)) prompt.push_back(id);
+  if (prompt.empty()) return "";
+  const auto ids = nn::generate(model, prompt, recipe.logging.sample_tokens,
+                                {0.8, 0, 0.95, recipe.seed});
+  const std::vector<std::int32_t> text(ids.begin(), ids.end());
+  return recipe.logging.sample_prompt + tokenizer.decode(text);
+}
+
+}  // namespace
+
+// recipe -> mesh -> engine -> step -> events + checkpoint.
+Result run(const recipe::Recipe& recipe, const Worker& worker) {
+  if (recipe.precision == "fp32-fast") at::globalContext().setFloat32MatmulPrecision("medium");
+  const auto tokenizer = data::open_tokenizer(recipe.data.tokenizer);
+  const data::Dataset dataset = data::open_dataset(recipe.data, *tokenizer, recipe.seed,
+                                                   {recipe.data.text_field, {}});
+  TokenSamples samples(*dataset.train, recipe.data.document_mask);
+  std::unique_ptr<TokenSamples> validation;
+  if (dataset.validation)
+    validation = std::make_unique<TokenSamples>(*dataset.validation, recipe.data.document_mask);
+
+  LanguageTask task(make_language_model(recipe, tokenizer->vocab_size()), recipe);
+  const auto group = open_group(worker, recipe.parallel);
+  parallel::ReplicatedEngine engine(recipe, task, group);
+
+  const auto recorder = std::make_shared<Recorder>(worker, recipe, facts_of(recipe, *group, engine));
+  Trainer trainer(recipe, worker, engine, task, samples, validation.get(), {recorder});
+  const Result result = trainer.run();
+
+  if (worker.rank == 0 && !result.interrupted && recipe.logging.sample_tokens > 0)
+    recorder->sample(result.steps, write_sample(task.model(), *tokenizer, recipe));
+  const double tokens = static_cast<double>(result.steps * recipe.batch.global * recipe.data.sequence);
+  recorder->done(result, {{"name", recipe.name},
+                          {"tokens", tokens},
+                          {"parameters", engine.parameter_count()},
+                          {"nats_per_byte", result.validation_loss
+                                                ? Json(*result.validation_loss / dataset.bytes_per_token)
+                                                : Json()}});
+  return result;
+}
+
+}  // namespace tutti::train

@@ -1,0 +1,225 @@
+#include "train/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "checkpoint/loader.h"
+#include "optim/schedule.h"
+#include "recipe/quantity.h"
+
+namespace tutti::train {
+namespace {
+
+DType dtype_of(torch::ScalarType type) {
+  switch (type) {
+    case torch::kDouble: return DType::f64;
+    case torch::kHalf: return DType::f16;
+    case torch::kBFloat16: return DType::bf16;
+    case torch::kLong: return DType::i64;
+    default: return DType::f32;
+  }
+}
+
+std::byte* bytes_of(const torch::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+
+// Best fp32 matrix product rate of this process in a short burst, flop/s.
+double sgemm_rate() {
+  torch::NoGradGuard no_grad;
+  constexpr int n = 768;
+  const auto a = torch::rand({n, n}), b = torch::rand({n, n});
+  auto c = torch::empty({n, n});
+  double best = 1e30;
+  for (int i = 0; i < 12; ++i) {
+    const double start = real_clock().now();
+    torch::mm_out(c, a, b);
+    best = std::min(best, real_clock().now() - start);
+  }
+  return 2.0 * n * n * n / best;
+}
+
+}  // namespace
+
+Trainer::Trainer(const recipe::Recipe& recipe, const Worker& worker, parallel::Engine& engine,
+                 parallel::Task& task, Samples& train, Samples* validation,
+                 std::vector<std::shared_ptr<Callback>> callbacks)
+    : recipe_(recipe),
+      worker_(worker),
+      engine_(engine),
+      task_(task),
+      train_(train),
+      validation_(validation),
+      callbacks_(std::move(callbacks)),
+      saver_(worker.folder / "checkpoints", worker.rank, worker.world_size,
+             {recipe.checkpoint.keep_last, steps(recipe.checkpoint.keep_every)}),
+      total_(steps(recipe.duration)) {}
+
+std::int64_t Trainer::steps(const recipe::Duration& duration) const {
+  return recipe::steps_of(duration, train_.epoch_size(), recipe_.batch.global,
+                          train_.targets_per_sample());
+}
+
+bool Trainer::due(const recipe::Duration& every) const {
+  const std::int64_t interval = steps(every);
+  return interval > 0 && step_ % interval == 0;
+}
+
+void Trainer::resume() {
+  const auto found = checkpoint::latest(worker_.folder / "checkpoints");
+  for (const std::string& refused : found.refused)
+    if (worker_.rank == 0) log_warning(refused);
+  if (found.path.empty()) {
+    if (!found.refused.empty())
+      throw WorldError("no whole checkpoint is left in " + (worker_.folder / "checkpoints").string());
+    if (worker_.rank == 0) log_info("no checkpoint yet: starting from the first step");
+    return;
+  }
+  if (worker_.rank == 0) log_info(str("resuming from ", found.path.string()));
+  const checkpoint::Loader loader(found.path, false);
+  std::vector<checkpoint::Loader::Expected> expected;
+  auto tensors = engine_.state();
+  for (const parallel::StateTensor& tensor : tensors)
+    expected.push_back({tensor.name, dtype_of(tensor.value.scalar_type()), tensor.value.sizes().vec()});
+  loader.require(expected);
+  for (const parallel::StateTensor& tensor : tensors)
+    loader.read(tensor.name, whole(tensor.value.sizes().vec()), bytes_of(tensor.value));
+  engine_.restored();
+  const Json& state = loader.state();
+  engine_.set_scalars(state.at("engine").dump());
+  step_ = state.at("step").get<std::int64_t>();
+  samples_ = state.at("samples").get<std::int64_t>();
+  elapsed_ = elapsed_before_ = state.at("seconds").get<double>();
+  saved_ = step_;
+}
+
+double Trainer::learning_rate() const {
+  optim::Lengths lengths{total_, steps(recipe_.schedule.warmup), steps(recipe_.schedule.decay)};
+  if (total_ > 0) {
+    if (lengths.decay == 0) lengths.decay = std::max<std::int64_t>(1, total_ / 5);
+    return optim::learning_rate(recipe_.schedule, recipe_.optimizer.lr, step_, lengths);
+  }
+  // A duration in seconds: the share of the time that is over stands for the step.
+  constexpr std::int64_t parts = 1000000;
+  const double share = std::min(1.0, elapsed_ / recipe_.duration.amount);
+  const double warm = lengths.warmup == 0 ? 1
+                      : std::min(1.0, static_cast<double>(step_ + 1) / static_cast<double>(lengths.warmup));
+  return warm * optim::learning_rate(recipe_.schedule, recipe_.optimizer.lr,
+                                     static_cast<std::int64_t>(share * parts), {parts, 0, parts / 5});
+}
+
+parallel::StepOutcome Trainer::step() {
+  const std::int64_t micro = recipe_.batch.micro;
+  return engine_.step({step_, learning_rate(), stop_requested(),
+                       elapsed_before_ + real_clock().now() - started_,
+                       [&](std::int64_t id) { return train_.batch(samples_ + id * micro, micro); }});
+}
+
+void Trainer::refuse_non_finite(const parallel::StepOutcome& outcome) const {
+  if (outcome.applied || recipe_.on_nan == "skip" ||
+      (recipe_.precision == "fp16" && std::isfinite(outcome.loss)))
+    return;
+  throw WorldError(str("step ", step_ + 1, ": ", outcome.culprit == "loss" ? "the loss" : "the gradient of ",
+                       outcome.culprit == "loss" ? "" : outcome.culprit,
+                       " is not finite (loss ", outcome.loss,
+                       "); nothing was updated and the last checkpoint is whole. Lower optimizer.lr, or set "
+                       "on_nan: skip"));
+}
+
+void Trainer::evaluate(StepEvent& event) {
+  if (!validation_) return;
+  const std::int64_t micro = recipe_.batch.micro;
+  std::int64_t samples = validation_->epoch_size();
+  if (recipe_.evaluation.batches > 0)
+    samples = std::min(samples, recipe_.evaluation.batches * recipe_.batch.global);
+  const double loss = engine_.evaluate((samples + micro - 1) / micro, [&](std::int64_t id) {
+    return validation_->batch(id * micro, std::min(micro, samples - id * micro));
+  });
+  event.validation_loss = result_.validation_loss = loss;
+  for (const auto& callback : callbacks_) callback->on_evaluation(step_, loss);
+}
+
+void Trainer::save() {
+  if (saved_ == step_) return;
+  std::vector<checkpoint::TensorView> views;
+  for (const parallel::StateTensor& tensor : engine_.state())
+    views.push_back({tensor.name, dtype_of(tensor.value.scalar_type()), tensor.value.sizes().vec(),
+                     bytes_of(tensor.value), {}});
+  saver_.save(step_, views,
+              {{"step", step_}, {"samples", samples_}, {"seconds", elapsed_}, {"seed", recipe_.seed},
+               {"engine", parse_json(engine_.scalars(), "engine")}});
+  if (!recipe_.checkpoint.asynchronous) saver_.wait();
+  saved_ = step_;
+  for (const auto& callback : callbacks_) callback->on_checkpoint(step_);
+}
+
+bool Trainer::finished(const parallel::StepOutcome& outcome) const {
+  if (outcome.stop) return true;
+  for (const auto& callback : callbacks_)
+    if (callback->should_stop()) return true;
+  return total_ > 0 ? step_ >= total_ : elapsed_ >= recipe_.duration.amount;
+}
+
+void Trainer::measure_peak() {
+  if (task_.flops_per_sample() > 0) peak_ = sgemm_rate() * worker_.world_size;
+}
+
+void Trainer::after(const parallel::StepOutcome& outcome, double seconds) {
+  StepEvent event;
+  event.lr = learning_rate();
+  event.step = ++step_;
+  event.total_steps = total_;
+  event.seconds = seconds;
+  event.outcome = outcome;
+  samples_ += recipe_.batch.global;
+  elapsed_ = outcome.elapsed;
+  result_.steps = step_;
+  result_.loss = outcome.loss;
+  result_.interrupted = outcome.stop;
+  if (result_.first_step_seconds == 0) {
+    result_.first_step_seconds = seconds;
+    measure_peak();
+  } else {
+    steady_seconds_ += seconds;
+    steady_targets_ += outcome.count;
+    result_.tokens_per_second = steady_targets_ / steady_seconds_;
+  }
+  event.tokens_per_second = outcome.count / seconds;
+  const double flops = task_.flops_per_sample() / static_cast<double>(train_.targets_per_sample());
+  if (peak_ > 0) {
+    event.mfu = event.tokens_per_second * flops / peak_;
+    result_.mfu = result_.tokens_per_second * flops / peak_;
+  }
+  if (due(recipe_.evaluation.every)) evaluate(event);
+  for (const auto& callback : callbacks_) callback->on_step(event);
+  if (due(recipe_.checkpoint.every)) save();
+}
+
+Result Trainer::run() {
+  if (worker_.resume) resume();
+  for (const auto& callback : callbacks_) callback->on_start(step_, total_);
+  started_ = real_clock().now();
+  task_.module().train();
+  bool over = total_ > 0 && step_ >= total_;
+  while (!over) {
+    const double start = real_clock().now();
+    const parallel::StepOutcome outcome = step();
+    refuse_non_finite(outcome);
+    after(outcome, real_clock().now() - start);
+    over = finished(outcome);
+  }
+  if (!result_.interrupted && !due(recipe_.evaluation.every)) {
+    StepEvent last;
+    evaluate(last);
+  }
+  save();
+  saver_.wait();
+  result_.steps = step_;
+  result_.seconds = real_clock().now() - started_;
+  for (const auto& callback : callbacks_) callback->on_end(step_);
+  return result_;
+}
+
+}  // namespace tutti::train

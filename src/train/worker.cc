@@ -1,0 +1,102 @@
+#include "train/worker.h"
+
+#include <ATen/Parallel.h>
+#include <malloc.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace tutti::train {
+namespace {
+
+volatile std::sig_atomic_t stop_flag = 0;
+
+int number_from(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atoi(text) : otherwise;
+}
+
+int free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  const bool bound = fd >= 0 && ::bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  const std::string why = errno_text();
+  if (fd >= 0) ::close(fd);
+  if (!bound) throw WorldError("no port is free on the loopback interface: " + why);
+  return ntohs(address.sin_port);
+}
+
+// Rank 0 chooses the port of the store and leaves it where the ranks of the job meet.
+int agree_on_port(const Worker& worker, double timeout) {
+  const fs::path file = fs::path(worker.rendezvous) / "port";
+  if (worker.rank == 0) {
+    const int port = free_port();
+    write_file(file, str(port));
+    return port;
+  }
+  const double start = real_clock().now();
+  while (!fs::exists(file)) {
+    if (real_clock().now() - start > timeout)
+      throw WorldError(str("rank ", worker.rank, ": rank 0 named no port in ", file.string(), " within ", timeout, " s"));
+    real_clock().sleep(0.005);
+  }
+  return std::atoi(read_file(file).c_str());
+}
+
+}  // namespace
+
+Worker worker_from_environment(const fs::path& folder, bool resume) {
+  Worker worker;
+  worker.rank = number_from("TUTTI_RANK", 0);
+  worker.world_size = number_from("TUTTI_WORLD_SIZE", 1);
+  worker.local_size = worker.world_size;
+  if (const char* place = std::getenv("TUTTI_RENDEZVOUS")) worker.rendezvous = place;
+  worker.folder = folder;
+  worker.resume = resume;
+  return worker;
+}
+
+void prepare_process(std::int64_t threads) {
+  // Activations come and go each step: giving their pages back costs a page fault each.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 64 << 20);
+  at::set_num_threads(static_cast<int>(threads));
+  at::set_num_interop_threads(1);
+}
+
+std::shared_ptr<collective::Group> open_group(const Worker& worker, const recipe::Parallel& parallel) {
+  collective::GroupOptions options;
+  options.transport = parallel.transport;
+  options.rank = worker.rank;
+  options.size = worker.world_size;
+  options.local_size = worker.local_size;
+  options.name = worker.rendezvous.empty() ? str("tutti-", ::getpid()) : worker.rendezvous + "/world";
+  options.group = "data";
+  if (parallel.transport == "gloo" && worker.world_size > 1)
+    options.port = agree_on_port(worker, options.timeout);
+  return collective::make_group(options);
+}
+
+void catch_stop_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { stop_flag = 1; };
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+bool stop_requested() { return stop_flag != 0; }
+
+}  // namespace tutti::train
