@@ -53,9 +53,12 @@ def main():
     files = [p.resolve() for p in arguments.files] or [
         p for p in sorted(set(sources())) if arguments.all or changed(p, newest)]
     with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
-        found = [text for text in pool.map(tidy, files) if text]
-    print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
-    print(f"tidy: {len(files)} files looked at, {len(found)} with findings", file=sys.stderr)
+        found = 0
+        for text in pool.map(tidy, files):
+            if text:
+                found += 1
+                print(text, file=sys.stderr, flush=True)
+    print(f"tidy: {len(files)} files looked at, {found} with findings", file=sys.stderr)
     sys.exit(bool(found))
 
 
