@@ -119,11 +119,10 @@ class Tidy(unittest.TestCase):
         done = self.tidy("int twice(int number) { return 2 * number; }\n")
         self.assertEqual(done.returncode, 0, done.stdout)
 
-    def test_bug_and_name(self):
-        done = self.tidy("int twiceOf(int number) { return number == number ? 1 : 1; }\n")
+    def test_foreign_name(self):
+        done = self.tidy("int twiceOf(int number) { return 2 * number; }\n")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("readability-identifier-naming", done.stdout)
-        self.assertIn("misc-redundant-expression", done.stdout)
 
     def test_use_after_move(self):
         done = self.tidy("#include <string>\n#include <utility>\nvoid take(std::string text);\n"
