@@ -47,17 +47,28 @@ torch::Tensor view(Matrix matrix, std::int64_t rows, std::int64_t columns) {
              : torch::from_blob(data, {rows, columns}, {matrix.leading, 1}, torch::kFloat);
 }
 
+// precision: fp32-fast. Products of some size go where inputs may be rounded to bf16 (oneDNN).
+bool may_round(std::int64_t m, std::int64_t n, std::int64_t k) {
+  return m * n * k > (1 << 20) && at::globalContext().float32MatmulPrecision() !=
+                                      at::Float32MatmulPrecision::HIGHEST;
+}
+
+void torch_gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix b, float beta,
+                float* c, std::int64_t c_leading) {
+  torch::NoGradGuard no_grad;
+  torch::Tensor out = view({c, c_leading}, m, n);
+  if (beta == 0)
+    at::mm_out(out, view(a, m, k), view(b, k, n));
+  else
+    at::addmm_out(out, out, view(a, m, k), view(b, k, n), beta);
+}
+
 }  // namespace
 
 void blas_gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix b, float beta,
                float* c, std::int64_t c_leading) {
   if (m == 0 || n == 0) return;
-  if (sgemm_ == nullptr || k == 0) {
-    torch::NoGradGuard no_grad;
-    torch::Tensor out = view({c, c_leading}, m, n);
-    at::addmm_out(out, out, view(a, m, k), view(b, k, n), beta);
-    return;
-  }
+  if (sgemm_ == nullptr || k == 0) return torch_gemm(m, n, k, a, b, beta, c, c_leading);
   // Column-major BLAS computes c' = b' a'.
   const int rows = static_cast<int>(m), columns = static_cast<int>(n), inner = static_cast<int>(k);
   const int lda = static_cast<int>(a.leading), ldb = static_cast<int>(b.leading);
@@ -70,6 +81,7 @@ void blas_gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix 
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix b, float beta, float* c,
           std::int64_t c_leading) {
   TUTTI_ASSERT(beta == 0 || beta == 1);
+  if (may_round(m, n, k)) return torch_gemm(m, n, k, a, b, beta, c, c_leading);
 #if defined(__x86_64__)
   if (suits_ours(m, n, k, a)) {
     constexpr std::int64_t tile = 8;  // a thread takes whole tiles of rows
