@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <ctime>
 
@@ -27,10 +28,10 @@ fs::path RunFolder::log(int rank) const { return path_ / "logs" / rank_name(rank
 RunFolder create_run(const fs::path& path) {
   const RunFolder run(path);
   if (fs::exists(run.recipe()))
-    throw ConfigError({{"--out", "", path.string(), "holds a run already",
-                        str("go on with it: tutti resume ", path.string(), ", or choose another --out")}});
-  for (const fs::path& folder :
-       {path / "events", run.checkpoints(), run.logs(), run.tensorboard()})
+    throw ConfigError(
+        {{"--out", "", path.string(), "holds a run already",
+          str("go on with it: tutti resume ", path.string(), ", or choose another --out")}});
+  for (const fs::path& folder : {path / "events", run.checkpoints(), run.logs(), run.tensorboard()})
     make_folders(folder);
   if (::access(path.c_str(), W_OK) != 0)
     throw WorldError(str("cannot write into ", path.string(), ": ", errno_text()));
@@ -40,10 +41,10 @@ RunFolder create_run(const fs::path& path) {
 RunFolder open_run(const fs::path& path) {
   const RunFolder run(path);
   if (!fs::exists(run.recipe()))
-    throw ConfigError({{"", path.string(), "",
-                        fs::exists(path) ? "is not the folder of a run: it has no recipe.yaml"
-                                         : "does not exist",
-                        "name a folder that tutti train wrote"}});
+    throw ConfigError(
+        {{"", path.string(), "",
+          fs::exists(path) ? "is not the folder of a run: it has no recipe.yaml" : "does not exist",
+          "name a folder that tutti train wrote"}});
   return run;
 }
 
@@ -63,11 +64,21 @@ RunLock::RunLock(const RunFolder& run) {
   const fs::path file = run.path() / ".lock";
   fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (fd_ < 0) throw WorldError(str("cannot open ", file.string(), ": ", errno_text()));
+  try {
+    take(run, file);
+  } catch (...) {
+    ::close(fd_);
+    throw;
+  }
+}
+
+void RunLock::take(const RunFolder& run, const fs::path& file) const {
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK)
+      throw WorldError(str("cannot lock ", file.string(), ": ", errno_text()));
     std::string other(32, '\0');
     const ssize_t count = ::pread(fd_, other.data(), other.size(), 0);
     other.resize(count > 0 ? static_cast<std::size_t>(count) : 0);
-    ::close(fd_);
     throw ConfigError({{"", run.path().string(), "", str("is in use by process ", trim(other)),
                         "wait for it, or choose another --out"}});
   }

@@ -36,13 +36,14 @@ fs::path default_run_path(const std::string& name);
 // Held by the process that runs the run; ends with it however it dies.
 class RunLock {
  public:
-  // ConfigError naming the other process if the run is in use.
+  // ConfigError naming the other process if the run is in use; WorldError if it cannot be locked.
   explicit RunLock(const RunFolder& run);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
  private:
+  void take(const RunFolder& run, const fs::path& file) const;
   int fd_ = -1;
 };
 

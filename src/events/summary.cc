@@ -1,29 +1,39 @@
 #include "events/summary.h"
 
+#include "base/clock.h"
 #include "events/reader.h"
 
 namespace tutti::events {
 
 Json make_summary(const RunFolder& run, int exit_code, int workers) {
-  Json summary = {{"steps", 0},          {"loss", nullptr}, {"validation_loss", nullptr},
-                  {"tokens_per_second", nullptr}, {"mfu", nullptr}, {"seconds", 0},
-                  {"workers", workers},  {"exit", exit_code}};
-  double first = 0;
-  for (const Json& record : read_events(run.events(0))) {
-    const std::string kind = record.value("kind", "");
-    const double time = record.value("time", 0.0);
-    if (first == 0) first = time;
-    if (kind == "scalars") {
-      summary["steps"] = record["step"];
-      summary["seconds"] = time - first;
-      for (const char* key : {"loss", "validation_loss", "tokens_per_second", "mfu"})
-        if (record.contains(key)) summary[key] = record[key];
-    } else if (kind == "instant" && record.value("name", "") == "done") {
-      summary.update(record["data"]);
-    } else if (kind == "instant" && record.value("name", "") == "start") {
-      first = time;
+  const History history(run.events(0));
+  const auto last = [&](const char* name) {
+    const auto value = history.last(name);
+    return value ? Json(*value) : Json();
+  };
+  double started = history.first_time(), ended = history.last_time();
+  Json summary = {{"steps", history.last_step()},
+                  {"loss", last("loss")},
+                  {"validation_loss", last("validation_loss")},
+                  {"tokens_per_second", last("tokens_per_second")},
+                  {"mfu", last("mfu")},
+                  {"seconds", 0},
+                  {"workers", workers},
+                  {"exit", exit_code}};
+  Json done;
+  for (const Json& record : history.instants()) {
+    if (record["name"] == "start") {
+      started = record["time"].get<double>();  // of the last time that it was taken up
+      done = Json();  // It went on after that: its words are no longer the last.
+      for (const char* key : {"name", "parameters"})
+        if (record["data"].contains(key)) summary[key] = record["data"][key];
     }
+    if (record["name"] == "done") done = record["data"];
   }
+  summary["seconds"] = ended - started;
+  if (done.is_object()) summary.update(done);
+  if (started > 0) summary["started"] = iso_time(started);
+  if (ended > 0) summary["ended"] = iso_time(ended);
   summary["workers"] = workers;
   summary["exit"] = exit_code;
   return summary;

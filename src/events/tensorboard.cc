@@ -40,7 +40,9 @@ std::string varint(std::uint64_t value) {
 }
 
 // Protobuf wire types: 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes.
-std::string tag(int field, int wire) { return varint(static_cast<std::uint64_t>(field << 3 | wire)); }
+std::string tag(int field, int wire) {
+  return varint(static_cast<std::uint64_t>(field << 3 | wire));
+}
 std::string bytes_field(int field, std::string_view value) {
   return tag(field, 2) + varint(value.size()) + std::string(value);
 }
@@ -49,17 +51,21 @@ std::string bytes_field(int field, std::string_view value) {
 
 std::uint32_t crc32c(std::string_view bytes) {
   std::uint32_t crc = ~0u;
-  for (const char c : bytes) crc = (crc >> 8) ^ crc_table[(crc ^ static_cast<unsigned char>(c)) & 255];
+  for (const char c : bytes)
+    crc = (crc >> 8) ^ crc_table[(crc ^ static_cast<unsigned char>(c)) & 255];
   return ~crc;
 }
 
-TensorBoard::TensorBoard(const fs::path& folder) {
+TensorBoard::TensorBoard(const fs::path& folder, std::int64_t after) {
   make_folders(folder);
-  const fs::path path =
-      folder / str("events.out.tfevents.", static_cast<long long>(wall_seconds()), ".tutti.", ::getpid());
+  const fs::path path = folder / str("events.out.tfevents.", static_cast<long long>(wall_seconds()),
+                                     ".tutti.", ::getpid());
   file_ = std::fopen(path.c_str(), "wbe");
   if (!file_) throw WorldError(str("cannot write ", path.string(), ": ", errno_text()));
   frame(tag(1, 1) + raw(wall_seconds()) + bytes_field(3, "brain.Event:2"));
+  if (after > 0)  // Event: session_log = 7 {status = 1 (1: START)}.
+    frame(tag(1, 1) + raw(wall_seconds()) + tag(2, 0) +
+          varint(static_cast<std::uint64_t>(after + 1)) + bytes_field(7, tag(1, 0) + varint(1)));
 }
 
 TensorBoard::~TensorBoard() { std::fclose(file_); }
@@ -75,7 +81,8 @@ void TensorBoard::text(std::string_view name, std::int64_t step, std::string_vie
   const std::string shape = bytes_field(2, tag(1, 0) + varint(1));
   const std::string tensor = tag(1, 0) + varint(7) + bytes_field(2, shape) + bytes_field(8, text);
   const std::string metadata = bytes_field(1, bytes_field(1, "text"));
-  event(step, bytes_field(1, bytes_field(1, name) + bytes_field(8, tensor) + bytes_field(9, metadata)));
+  event(step,
+        bytes_field(1, bytes_field(1, name) + bytes_field(8, tensor) + bytes_field(9, metadata)));
 }
 
 void TensorBoard::event(std::int64_t step, const std::string& summary) {

@@ -12,7 +12,9 @@ namespace tutti::events {
 
 class TensorBoard {
  public:
-  explicit TensorBoard(const fs::path& folder);  // WorldError if a file cannot be made there
+  // A new file. WorldError if it cannot be made. Tells TensorBoard to forget what earlier files say
+  // of steps above `after`, if that is above 0: a resumed run does them again.
+  explicit TensorBoard(const fs::path& folder, std::int64_t after = 0);
   ~TensorBoard();
   TensorBoard(const TensorBoard&) = delete;
   TensorBoard& operator=(const TensorBoard&) = delete;

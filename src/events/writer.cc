@@ -4,6 +4,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
+#include <fstream>
 #include <mutex>
 #include <thread>
 
@@ -14,8 +15,6 @@
 namespace tutti::events {
 namespace {
 
-constexpr std::size_t limit = 8 << 20;  // bytes waiting
-
 void append_number(std::string& line, double value) {
   char text[40];
   if (std::isfinite(value)) {
@@ -24,6 +23,14 @@ void append_number(std::string& line, double value) {
   } else {
     line += "null";
   }
+}
+
+// As a process leaves a file that was killed while it wrote.
+bool ends_in_a_torn_line(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary | std::ios::ate);
+  if (!in || in.tellg() <= 0) return false;
+  in.seekg(-1, std::ios::end);
+  return in.get() != '\n';
 }
 
 std::string head(const char* kind, std::int64_t step, int rank) {
@@ -38,6 +45,7 @@ std::string head(const char* kind, std::int64_t step, int rank) {
 struct Writer::Queue {
   std::FILE* file = nullptr;
   std::string path;
+  std::size_t capacity = 0;  // bytes that may wait
   std::mutex mutex;
   std::condition_variable changed;
   std::string waiting;
@@ -50,7 +58,7 @@ struct Writer::Queue {
     {
       std::lock_guard lock(mutex);
       if (ending) return;
-      if (waiting.size() + line.size() > limit) {
+      if (waiting.size() + line.size() > capacity) {
         ++dropped;
         return;
       }
@@ -75,17 +83,22 @@ struct Writer::Queue {
       writing = false;
       if (!good && !failed) {
         failed = true;
-        log_warning(str("cannot write events to ", path, ": ", why, "; training goes on without them"));
+        log_warning(
+            str("cannot write events to ", path, ": ", why, "; training goes on without them"));
       }
       changed.notify_all();
     }
   }
 };
 
-Writer::Writer(const fs::path& file, int rank) : queue_(std::make_unique<Queue>()), rank_(rank) {
+Writer::Writer(const fs::path& file, int rank, std::size_t capacity)
+    : queue_(std::make_unique<Queue>()), rank_(rank) {
+  queue_->capacity = capacity;
+  const bool torn = ends_in_a_torn_line(file);
   queue_->path = file.string();
   queue_->file = std::fopen(file.c_str(), "ae");
   if (!queue_->file) throw WorldError(str("cannot write ", file.string(), ": ", errno_text()));
+  if (torn) queue_->waiting = "\n";  // Else our first record would be lost in that line.
   queue_->thread = std::thread([queue = queue_.get()] { queue->run(); });
 }
 
@@ -95,7 +108,9 @@ Writer::~Writer() {
 }
 
 void Writer::scalars(std::int64_t step, std::span<const std::pair<const char*, double>> values) {
+  last_step_ = step;
   std::string line = head("scalars", step, rank_);
+  line.reserve(line.size() + 48 * values.size());
   for (const auto& [name, value] : values) {
     line += ",\"";
     line += name;
@@ -116,9 +131,14 @@ void Writer::span(const char* name, std::int64_t step, double start, double seco
 
 void Writer::instant(const std::string& name, std::int64_t step, const Json& data) {
   std::string line = head("instant", step, rank_);
-  line += str(",\"name\":", Json(name).dump(), ",\"data\":",
-              data.dump(-1, ' ', false, Json::error_handler_t::replace));
+  line += str(",\"name\":", Json(name).dump(),
+              ",\"data\":", data.dump(-1, ' ', false, Json::error_handler_t::replace));
   queue_->push(std::move(line));
+}
+
+std::int64_t Writer::dropped() const {
+  std::lock_guard lock(queue_->mutex);
+  return queue_->dropped;
 }
 
 void Writer::flush() {
@@ -129,11 +149,14 @@ void Writer::flush() {
 void Writer::stop() {
   if (!queue_->thread.joinable()) return;
   flush();
+  if (const std::int64_t lost = dropped(); lost > 0) {
+    log_warning(
+        str("rank ", rank_, ": ", lost, " event records were dropped: the disk was too slow"));
+    instant("dropped", last_step_, {{"records", lost}});
+  }
   {
     std::lock_guard lock(queue_->mutex);
     queue_->ending = true;
-    if (queue_->dropped)
-      log_warning(str(queue_->dropped, " event records were dropped: the disk was too slow"));
   }
   queue_->changed.notify_all();
   queue_->thread.join();
