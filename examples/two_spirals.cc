@@ -1,4 +1,5 @@
-// A module, a loss and data of your own, trained on two processes: which of two spirals is a point on?
+// A module, a loss and data of your own, trained on two processes: which of two spirals is a point
+// on?
 //   build/release/bin/example_two_spirals
 #include <cmath>
 #include <iostream>
@@ -53,7 +54,9 @@ int main(int argc, char** argv) {
   recipe.logging.every = {50, recipe::Duration::Unit::steps};
 
   auto training = spirals(1000, 0.0), held_out = spirals(200, 0.25);
-  const auto result = train::fit(argc, argv, recipe, *task, training, &held_out,
-                                 {std::make_shared<Accuracy>(), std::make_shared<train::EarlyStop>(3)});
-  std::cout << result.steps << " steps, held-out loss " << result.validation_loss.value_or(0) << "\n";
+  const auto result =
+      train::fit(argc, argv, recipe, *task, training, &held_out,
+                 {std::make_shared<Accuracy>(), std::make_shared<train::EarlyStop>(3)});
+  std::cout << result.steps << " steps, held-out loss " << result.validation_loss.value_or(0)
+            << "\n";
 }

@@ -11,7 +11,8 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t size) {
   static const tutti::TempFolder folder("tutti-fuzz");
   const tutti::fs::path file = folder.path() / "c.tutti";
-  std::ofstream(file, std::ios::binary).write(reinterpret_cast<const char*>(bytes), static_cast<std::streamsize>(size));
+  std::ofstream(file, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes), static_cast<std::streamsize>(size));
   try {
     const auto corpus = tutti::data::Corpus::open(file, true);
     std::vector<std::int32_t> all(corpus.tokens());

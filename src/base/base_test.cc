@@ -69,7 +69,8 @@ TEST_CASE("nearest: suggests misspellings, not strangers") {
   CHECK(edit_distance("ab", "ba") == 1);
 }
 
-TEST_CASE("write_file: replaces whole, read_file and MappedFile give it back, errors name the path") {
+TEST_CASE(
+    "write_file: replaces whole, read_file and MappedFile give it back, errors name the path") {
   const TempFolder folder;
   const fs::path file = folder.path() / "a.txt";
   write_file(file, "one");
@@ -77,9 +78,10 @@ TEST_CASE("write_file: replaces whole, read_file and MappedFile give it back, er
   CHECK(read_file(file) == "two");
   CHECK(MappedFile(file).bytes().size() == 3);
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
-  CHECK_THROWS_WITH_AS(read_file(folder.path() / "none"),
-                       str("cannot read ", (folder.path() / "none").string(),
-                           ": No such file or directory").c_str(), WorldError);
+  CHECK_THROWS_WITH_AS(
+      read_file(folder.path() / "none"),
+      str("cannot read ", (folder.path() / "none").string(), ": No such file or directory").c_str(),
+      WorldError);
   CHECK_THROWS_AS(read_file(folder.path()), WorldError);
   CHECK_THROWS_AS(write_file(folder.path() / "no" / "x", ""), WorldError);
   CHECK(read_file("/proc/self/stat").size() > 10);

@@ -21,7 +21,13 @@ std::string str(const Parts&... parts) {
 }
 
 // What `tutti` returns to the shell.
-enum ExitCode { exit_ok = 0, exit_world = 1, exit_config = 2, exit_bug = 70, exit_interrupted = 130 };
+enum ExitCode {
+  exit_ok = 0,
+  exit_world = 1,
+  exit_config = 2,
+  exit_bug = 70,
+  exit_interrupted = 130
+};
 
 // One mistake of the user's. Empty parts are left out of the text.
 struct Violation {
@@ -67,8 +73,8 @@ std::string errno_text(int error);
 }  // namespace tutti
 
 // Holds in every build. TUTTI_ASSERT(rank < size, "rank ", rank);
-#define TUTTI_ASSERT(condition, ...)                                                       \
-  do {                                                                                     \
-    if (!(condition)) [[unlikely]]                                                         \
-      ::tutti::assert_failed(#condition, __FILE__, __LINE__, ::tutti::str(__VA_ARGS__));   \
+#define TUTTI_ASSERT(condition, ...)                                                     \
+  do {                                                                                   \
+    if (!(condition)) [[unlikely]]                                                       \
+      ::tutti::assert_failed(#condition, __FILE__, __LINE__, ::tutti::str(__VA_ARGS__)); \
   } while (false)

@@ -44,7 +44,7 @@ void write_all(int fd, std::string_view content, const fs::path& path) {
 
 std::string read_file(const fs::path& path) {
   const Descriptor file(path, O_RDONLY, "read");
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file.get(), &status) == 0 && S_ISDIR(status.st_mode))
     throw WorldError(str("cannot read ", path.string(), ": it is a folder"));
   std::string content(static_cast<std::size_t>(status.st_size), '\0');
@@ -99,7 +99,7 @@ void make_durable(const fs::path& path) {
 }
 
 std::uint64_t free_bytes(const fs::path& path) {
-  struct statvfs status {};
+  struct statvfs status{};
   if (::statvfs(path.c_str(), &status) != 0)
     throw WorldError(str("cannot ask for the free space of ", path.string(), ": ", errno_text()));
   return std::uint64_t{status.f_bavail} * status.f_frsize;
@@ -119,14 +119,13 @@ TempFolder::~TempFolder() {
 
 MappedFile::MappedFile(const fs::path& path) {
   const Descriptor file(path, O_RDONLY, "read");
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode))
     throw WorldError(str("cannot map ", path.string(), ": not a regular file"));
   size_ = static_cast<std::size_t>(status.st_size);
   if (size_ == 0) return;
   void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (mapped == MAP_FAILED)
-    throw WorldError(str("cannot map ", path.string(), ": ", errno_text()));
+  if (mapped == MAP_FAILED) throw WorldError(str("cannot map ", path.string(), ": ", errno_text()));
   data_ = static_cast<const std::byte*>(mapped);
 }
 

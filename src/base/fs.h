@@ -13,8 +13,8 @@ namespace fs = std::filesystem;
 
 std::string read_file(const fs::path& path);
 
-// Written beside, made durable (fsync of file and folder), then renamed over `path`: readers see the
-// old content or the new, whole, also after a power cut.
+// Written beside, made durable (fsync of file and folder), then renamed over `path`: readers see
+// the old content or the new, whole, also after a power cut.
 void write_file(const fs::path& path, std::string_view content);
 
 // The same from parts, so that large content need not be copied together first.

@@ -10,8 +10,8 @@ namespace {
 
 spdlog::logger& logger() {
   static const auto instance = [] {
-    auto made = std::make_shared<spdlog::logger>(
-        "tutti", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto made = std::make_shared<spdlog::logger>("tutti",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("%H:%M:%S %l: %v");
     made->flush_on(spdlog::level::trace);
     return made;

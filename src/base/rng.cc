@@ -26,10 +26,9 @@ Words philox4x32(Words counter, std::uint64_t key) {
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t a = std::uint64_t{0xD2511F53} * counter[0];
     const std::uint64_t b = std::uint64_t{0xCD9E8D57} * counter[2];
-    counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ low,
-               static_cast<std::uint32_t>(b),
-               static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ high,
-               static_cast<std::uint32_t>(a)};
+    counter = {
+        static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ low, static_cast<std::uint32_t>(b),
+        static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ high, static_cast<std::uint32_t>(a)};
     low += 0x9E3779B9;
     high += 0xBB67AE85;
   }
@@ -40,10 +39,10 @@ RandomStream::RandomStream(std::uint64_t seed, std::string_view name, std::uint6
     : key_(hash64(name, seed)), substream_(substream) {}
 
 Words RandomStream::words(std::uint64_t position) const {
-  return philox4x32({static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32),
-                 static_cast<std::uint32_t>(substream_),
-                 static_cast<std::uint32_t>(substream_ >> 32)},
-                key_);
+  return philox4x32(
+      {static_cast<std::uint32_t>(position), static_cast<std::uint32_t>(position >> 32),
+       static_cast<std::uint32_t>(substream_), static_cast<std::uint32_t>(substream_ >> 32)},
+      key_);
 }
 
 double RandomStream::uniform(std::uint64_t position) const {

@@ -188,8 +188,7 @@ std::optional<ProcessEnd> Subprocess::end() {
   int status = 0;
   while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
-  end_ = WIFSIGNALED(status) ? ProcessEnd{0, WTERMSIG(status)}
-                             : ProcessEnd{WEXITSTATUS(status), 0};
+  end_ = WIFSIGNALED(status) ? ProcessEnd{0, WTERMSIG(status)} : ProcessEnd{WEXITSTATUS(status), 0};
   return end_;
 }
 

@@ -1,10 +1,10 @@
 // Child processes that cannot outlive us and that we always reap.
 //
 // A child leads its own process group (a terminal's Ctrl-C reaches only the parent, which decides),
-// reads /dev/null, has default signal handlers and an empty signal mask, and is killed by the kernel
-// when the thread that started it ends, however that happens (PR_SET_PDEATHSIG). So start children
-// from the main thread. Grandchildren are reached through the group, by kill_group() and the
-// destructor, but not by the kernel when the parent is killed with SIGKILL.
+// reads /dev/null, has default signal handlers and an empty signal mask, and is killed by the
+// kernel when the thread that started it ends, however that happens (PR_SET_PDEATHSIG). So start
+// children from the main thread. Grandchildren are reached through the group, by kill_group() and
+// the destructor, but not by the kernel when the parent is killed with SIGKILL.
 #pragma once
 #include <sys/types.h>
 

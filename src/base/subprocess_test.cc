@@ -64,7 +64,8 @@ TEST_CASE("a program that is not there or cannot run") {
 }
 
 TEST_CASE("output, environment, cores, stdin") {
-  ProcessSpec spec = shell("echo $A:$B; echo err >&2; cat; grep Cpus_allowed_list /proc/self/status");
+  ProcessSpec spec =
+      shell("echo $A:$B; echo err >&2; cat; grep Cpus_allowed_list /proc/self/status");
   spec.env = {{"A", "1"}, {"B", "x y"}, {"A", "2"}};
   cpu_set_t set;
   sched_getaffinity(0, sizeof set, &set);

@@ -100,8 +100,12 @@ bool valid_utf8(std::string_view text, std::size_t* bad_offset) {
   std::size_t i = 0;
   while (i < text.size()) {
     const unsigned lead = byte(i);
-    const std::size_t length = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2
-                               : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
+    const std::size_t length = lead < 0x80   ? 1
+                               : lead < 0xC2 ? 0
+                               : lead < 0xE0 ? 2
+                               : lead < 0xF0 ? 3
+                               : lead < 0xF5 ? 4
+                                             : 0;
     bool good = length != 0 && i + length <= text.size();
     for (std::size_t k = 1; good && k < length; ++k) good = (byte(i + k) & 0xC0) == 0x80;
     if (good && length >= 3) {  // Overlong forms, surrogates and beyond U+10FFFF.

@@ -43,7 +43,8 @@ Entry entry_from(const Json& json, const std::string& origin) {
     for (std::size_t d = 0; good && d < dims; ++d)
       good = entry.shape[d] >= 0 && entry.box.offset[d] >= 0 && entry.box.size[d] >= 0 &&
              entry.box.offset[d] <= entry.shape[d] - entry.box.size[d];
-    if (!good) throw ConfigError(str(origin, ": the entry ", entry.name, " lies outside its tensor"));
+    if (!good)
+      throw ConfigError(str(origin, ": the entry ", entry.name, " lies outside its tensor"));
     return entry;
   } catch (const std::logic_error& error) {  // stoull
     throw ConfigError(str(origin, ": bad checksum in an entry"));
@@ -61,15 +62,18 @@ Json to_json(const Manifest& manifest) {
 
 Manifest manifest_from(const Json& json, const std::string& origin) {
   try {
-    if (json.at("format") != "tutti-checkpoint") throw ConfigError(origin + ": not a Tutti checkpoint");
+    if (json.at("format") != "tutti-checkpoint")
+      throw ConfigError(origin + ": not a Tutti checkpoint");
     const int version = json.at("version").get<int>();
     if (version != format_version)
-      throw ConfigError(str(origin, ": format version ", version, "; this program reads ", format_version));
+      throw ConfigError(
+          str(origin, ": format version ", version, "; this program reads ", format_version));
     Manifest manifest;
     manifest.step = json.at("step").get<std::int64_t>();
     manifest.world = json.at("world").get<int>();
     manifest.state = json.at("state");
-    for (const Json& entry : json.at("entries")) manifest.entries.push_back(entry_from(entry, origin));
+    for (const Json& entry : json.at("entries"))
+      manifest.entries.push_back(entry_from(entry, origin));
     return manifest;
   } catch (const Json::exception& error) {
     throw ConfigError(str(origin, ": bad manifest: ", error.what()));

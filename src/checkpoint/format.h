@@ -1,6 +1,6 @@
-// The checkpoint format (docs/formats/checkpoint.md): a folder step-00000050 with safetensors shards
-// and manifest.json. Nothing in it depends on the layout of the run that wrote it: a tensor is a
-// global name and shape, and each stored piece says which box of it it is.
+// The checkpoint format (docs/formats/checkpoint.md): a folder step-00000050 with safetensors
+// shards and manifest.json. Nothing in it depends on the layout of the run that wrote it: a tensor
+// is a global name and shape, and each stored piece says which box of it it is.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -18,7 +18,7 @@ inline constexpr int format_version = 1;
 
 // One stored piece of a tensor.
 struct Entry {
-  std::string name;                 // global
+  std::string name;  // global
   DType dtype = DType::f32;
   std::vector<std::int64_t> shape;  // global
   Box box;                          // the part that is stored here

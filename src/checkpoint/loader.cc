@@ -17,7 +17,8 @@ std::vector<std::int64_t> strides_of(const std::vector<std::int64_t>& size) {
   return strides;
 }
 
-// Copies `common` from storage laid out as `from` to storage laid out as `to`, innermost rows whole.
+// Copies `common` from storage laid out as `from` to storage laid out as `to`, innermost rows
+// whole.
 void copy_box(const Box& common, const Box& from, const std::byte* source, const Box& to,
               std::byte* target, std::size_t element) {
   const std::size_t dims = common.size.size();
@@ -64,8 +65,8 @@ Loader::Loader(const fs::path& step_folder, bool verify) : path_(step_folder) {
     const auto found = stored.find(entry.name);
     if (found == stored.end() || found->second.dtype != entry.dtype ||
         found->second.shape != entry.box.size)
-      throw WorldError(str((path_ / entry.file).string(), ": ", entry.name,
-                           " is not what the manifest says"));
+      throw WorldError(
+          str((path_ / entry.file).string(), ": ", entry.name, " is not what the manifest says"));
     if (verify && hash64(found->second.bytes) != entry.checksum)
       throw WorldError(str((path_ / entry.file).string(), ": the checksum of ", entry.name,
                            " does not hold: the file is damaged"));
@@ -107,7 +108,8 @@ void Loader::require(const std::vector<Expected>& expected) const {
     if (names.insert(entry.name).second)
       wrong.push_back({entry.name, where, "", "is in the checkpoint but not in the model", ""});
   if (wrong.empty()) return;
-  wrong.front().remedy = "this is a checkpoint of another model: resume with the recipe that wrote it";
+  wrong.front().remedy =
+      "this is a checkpoint of another model: resume with the recipe that wrote it";
   throw ConfigError(wrong);
 }
 
@@ -134,7 +136,8 @@ std::string list_text(const fs::path& folder) {
   for (const std::int64_t step : steps_in(folder)) {
     const fs::path path = folder / step_folder_name(step);
     double bytes = 0;
-    for (const auto& file : fs::directory_iterator(path)) bytes += static_cast<double>(file.file_size());
+    for (const auto& file : fs::directory_iterator(path))
+      bytes += static_cast<double>(file.file_size());
     text += str("step ", step, "  ", human_bytes(bytes), "  ", path.string(), "\n");
   }
   return text.empty() ? "no checkpoint in " + folder.string() + "\n" : text;
@@ -146,12 +149,12 @@ std::string show_text(const fs::path& step_folder) {
   std::string lines;
   for (const Entry& entry : loader.manifest().entries) {
     elements += static_cast<double>(element_count(entry.box));
-    lines += str("  ", entry.name, "  ", name_of(entry.dtype), " ", to_text(whole(entry.shape)), "  ",
-                 entry.file, " ", to_text(entry.box), "\n");
+    lines += str("  ", entry.name, "  ", name_of(entry.dtype), " ", to_text(whole(entry.shape)),
+                 "  ", entry.file, " ", to_text(entry.box), "\n");
   }
   return str("step ", loader.step(), ", written by ", loader.manifest().world, " ranks, ",
-             loader.manifest().entries.size(), " pieces, ", human_count(elements), " elements\nstate ",
-             loader.state().dump(), "\n", lines);
+             loader.manifest().entries.size(), " pieces, ", human_count(elements),
+             " elements\nstate ", loader.state().dump(), "\n", lines);
 }
 
 std::pair<std::string, bool> verify_text(const fs::path& run_or_step_folder) {

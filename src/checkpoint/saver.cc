@@ -74,8 +74,10 @@ struct Saver::Work {
         met = std::current_exception();
       }
       lock.lock();
-      if (met) error = met;
-      else last_saved = step;
+      if (met)
+        error = met;
+      else
+        last_saved = step;
       busy = false;
       changed.notify_all();
     }
@@ -109,8 +111,9 @@ struct Saver::Work {
     for (int r = 0; r < world; ++r) {
       while (!fs::exists(part_of(r))) {
         if (real_clock().now() - start > deadline)
-          throw WorldError(str("checkpoint of step ", step, ": rank ", r, " did not write its part within ",
-                               deadline, " s; the checkpoints before it are untouched"));
+          throw WorldError(str("checkpoint of step ", step, ": rank ", r,
+                               " did not write its part within ", deadline,
+                               " s; the checkpoints before it are untouched"));
         real_clock().sleep(0.005);
       }
       for (const Json& json : parse_json(read_file(part_of(r)), part_of(r).string()))
@@ -151,7 +154,8 @@ Saver::Saver(const fs::path& folder, int rank, int world, const Keep& keep, doub
     for (const auto& entry : fs::directory_iterator(folder)) {
       const std::string extension = entry.path().extension().string();
       if (extension != ".partial" && extension != ".removed") continue;
-      log_info(str("removing ", entry.path().string(), ", left half written by a run that was killed"));
+      log_info(
+          str("removing ", entry.path().string(), ", left half written by a run that was killed"));
       std::error_code ignored;
       fs::remove_all(entry.path(), ignored);
     }
@@ -186,7 +190,8 @@ double Saver::save(std::int64_t step, std::span<const TensorView> tensors, const
     const TensorView& tensor = tensors[i];
     if (!tensor.box && owners[i] != work.rank) continue;
     const Box box = tensor.box ? *tensor.box : whole(tensor.shape);
-    work.entries.push_back({tensor.name, tensor.dtype, tensor.shape, box, shard_name(work.rank), 0});
+    work.entries.push_back(
+        {tensor.name, tensor.dtype, tensor.shape, box, shard_name(work.rank), 0});
     work.offsets.push_back(total);
     sources.push_back(tensor.data);
     total += static_cast<std::size_t>(element_count(box)) * size_of(tensor.dtype);
@@ -194,7 +199,8 @@ double Saver::save(std::int64_t step, std::span<const TensorView> tensors, const
   work.offsets.push_back(total);
   if (work.staging.size() < total) work.staging.resize(total);
   for (std::size_t i = 0; i < sources.size(); ++i)
-    std::memcpy(work.staging.data() + work.offsets[i], sources[i], work.offsets[i + 1] - work.offsets[i]);
+    std::memcpy(work.staging.data() + work.offsets[i], sources[i],
+                work.offsets[i + 1] - work.offsets[i]);
   work.step = step;
   work.state = state;
   {

@@ -71,7 +71,8 @@ void write_stored(const fs::path& path,
   std::string text = header.dump();
   text.append((64 - (8 + text.size()) % 64) % 64, ' ');
   const std::uint64_t length = text.size();
-  std::vector<std::string_view> parts{{reinterpret_cast<const char*>(&length), sizeof length}, text};
+  std::vector<std::string_view> parts{{reinterpret_cast<const char*>(&length), sizeof length},
+                                      text};
   for (const auto& [name, tensor] : tensors)
     parts.emplace_back(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
   write_file(path, parts);

@@ -1,5 +1,5 @@
-// Tensors in safetensors files, as the bytes they are: what checkpoints and Hugging Face folders are made of
-// (8 bytes of header length, a JSON header, the data).
+// Tensors in safetensors files, as the bytes they are: what checkpoints and Hugging Face folders
+// are made of (8 bytes of header length, a JSON header, the data).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -20,7 +20,8 @@ fs::path one_of(const fs::path& path) {
   if (fs::exists(path / "manifest.json")) return path;
   const auto found = checkpoint::latest(checkpoints_of(path));
   for (const std::string& refused : found.refused) std::cerr << refused << "\n";
-  if (found.path.empty()) throw ConfigError({{"", path.string(), "", "has no whole checkpoint", ""}});
+  if (found.path.empty())
+    throw ConfigError({{"", path.string(), "", "has no whole checkpoint", ""}});
   return found.path;
 }
 
@@ -31,7 +32,8 @@ void add_checkpoint(CLI::App& app, Action& chosen) {
   group->require_subcommand(0, 1);
   group->footer(example("tutti checkpoint list runs/shakespeare"));
   auto path = std::make_shared<std::string>();
-  const auto add = [&](const char* name, const char* help, std::function<int(const fs::path&)> action) {
+  const auto add = [&](const char* name, const char* help,
+                       std::function<int(const fs::path&)> action) {
     CLI::App* verb = group->add_subcommand(name, help);
     verb->add_option("PATH", *path, "a run's folder or a checkpoint's")->required();
     verb->footer(example(std::string("tutti checkpoint ") + name + " runs/shakespeare"));
@@ -46,7 +48,8 @@ void add_checkpoint(CLI::App& app, Action& chosen) {
     return int{exit_ok};
   });
   add("verify", "read everything and check every checksum", [](const fs::path& p) {
-    const auto [text, good] = checkpoint::verify_text(fs::exists(p / "manifest.json") ? p : checkpoints_of(p));
+    const auto [text, good] =
+        checkpoint::verify_text(fs::exists(p / "manifest.json") ? p : checkpoints_of(p));
     std::cout << text;
     return int{good ? exit_ok : exit_world};
   });

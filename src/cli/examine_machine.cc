@@ -81,7 +81,7 @@ Finding disk() {
 }
 
 Finding shared_memory() {
-  struct statvfs info {};
+  struct statvfs info{};
   if (::statvfs("/dev/shm", &info) != 0 || ::access("/dev/shm", W_OK) != 0) {
     return {Grade::note, "/dev/shm", "absent or not writable",
             "not needed, but mount a tmpfs there (docker run --ipc=host)"};
@@ -89,14 +89,16 @@ Finding shared_memory() {
   const double block = static_cast<double>(info.f_frsize);
   return {Grade::good, "/dev/shm",
           human_bytes(static_cast<double>(info.f_blocks) * block) + ", " +
-              human_bytes(static_cast<double>(info.f_bavail) * block) + " free", ""};
+              human_bytes(static_cast<double>(info.f_bavail) * block) + " free",
+          ""};
 }
 
 Finding compiler() {
   for (const char* name : {"clang++-19", "clang++", "c++"}) {
     try {
       const Captured got = run_and_capture({name, {"--version"}, {}, -1, {}}, 10);
-      if (got.end && got.end->ok()) return {Grade::good, "compiler", split(got.output, '\n')[0], ""};
+      if (got.end && got.end->ok())
+        return {Grade::good, "compiler", split(got.output, '\n')[0], ""};
     } catch (const WorldError&) {  // not this one
     }
   }

@@ -10,8 +10,9 @@ fs::path program_folder() { return fs::read_symlink("/proc/self/exe").parent_pat
 fs::path find_worker() {
   const fs::path worker = program_folder() / "tutti-worker";
   if (::access(worker.c_str(), X_OK) != 0) {
-    throw WorldError(str(worker.string(), " is missing: this build has no libtorch in it; build it ",
-                         "with ./dev build (or: cmake --preset release && ninja -C build/release)"));
+    throw WorldError(
+        str(worker.string(), " is missing: this build has no libtorch in it; build it ",
+            "with ./dev build (or: cmake --preset release && ninja -C build/release)"));
   }
   return worker;
 }

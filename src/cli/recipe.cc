@@ -18,8 +18,9 @@ struct Options {
 recipe::Recipe read(const Options& options) {
   // Data may lie on another machine: only train asks for it.
   const fs::path file = options.file;
-  const auto parsed = recipe::parse(read_file(file), file.string(), options.overrides,
-                                    file.has_parent_path() ? file.parent_path() : fs::path("."), false);
+  const auto parsed =
+      recipe::parse(read_file(file), file.string(), options.overrides,
+                    file.has_parent_path() ? file.parent_path() : fs::path("."), false);
   for (const Violation& note : parsed.notes) std::cerr << "note: " << to_text(note) << "\n";
   return parsed.recipe;
 }
@@ -29,7 +30,9 @@ CLI::App* add_file_verb(CLI::App* group, const std::shared_ptr<Options>& options
   CLI::App* verb = group->add_subcommand(name, help);
   verb->add_option("RECIPE", options->file, "a YAML file")->required();
   verb->add_option("--set", options->overrides, "a.b=c: overrides a field")
-      ->type_name("FIELD=VALUE")->expected(1)->take_all();
+      ->type_name("FIELD=VALUE")
+      ->expected(1)
+      ->take_all();
   verb->footer(example(std::string("tutti recipe ") + name + " recipes/shakespeare.yaml"));
   return verb;
 }
@@ -48,12 +51,13 @@ void add_recipe(CLI::App& app, Action& chosen) {
       return exit_ok;
     };
   });
-  add_file_verb(group, options, "show", "print the recipe with all its fields")->callback([options, &chosen] {
-    chosen = [options] {
-      std::cout << recipe::to_yaml(read(*options));
-      return exit_ok;
-    };
-  });
+  add_file_verb(group, options, "show", "print the recipe with all its fields")
+      ->callback([options, &chosen] {
+        chosen = [options] {
+          std::cout << recipe::to_yaml(read(*options));
+          return exit_ok;
+        };
+      });
   const auto add_text = [&](const char* name, const char* help, std::string (*text)()) {
     CLI::App* verb = group->add_subcommand(name, help);
     verb->footer(example(std::string("tutti recipe ") + name));

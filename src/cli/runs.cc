@@ -22,24 +22,30 @@ events::LiveOptions live_options(const recipe::Recipe& recipe, Show show) {
   using Mode = events::LiveOptions::Mode;
   events::LiveOptions options;
   const bool terminal = ::isatty(STDOUT_FILENO) != 0;
-  options.mode = show == Show::quiet ? Mode::quiet : show == Show::json ? Mode::json
-                 : terminal ? Mode::terminal : Mode::plain;
+  options.mode = show == Show::quiet  ? Mode::quiet
+                 : show == Show::json ? Mode::json
+                 : terminal           ? Mode::terminal
+                                      : Mode::plain;
   winsize size{};
   if (terminal && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
     options.width = size.ws_col;
   options.color = terminal && !std::getenv("NO_COLOR");
-  if (recipe.logging.every.unit == recipe::Duration::Unit::steps && recipe.logging.every.amount >= 1)
+  if (recipe.logging.every.unit == recipe::Duration::Unit::steps &&
+      recipe.logging.every.amount >= 1)
     options.every_steps = static_cast<std::int64_t>(recipe.logging.every.amount);
   return options;
 }
 
-std::string number_or_none(const Json& value) { return value.is_number() ? str(value.get<double>()) : "none"; }
+std::string number_or_none(const Json& value) {
+  return value.is_number() ? str(value.get<double>()) : "none";
+}
 
 void say_where(const events::RunFolder& run, const Json& summary) {
   std::cout << "step " << summary["steps"] << ": loss " << number_or_none(summary["loss"])
             << ", validation loss " << number_or_none(summary["validation_loss"]) << "; "
             << (summary["tokens_per_second"].is_number()
-                    ? human_count(summary["tokens_per_second"].get<double>()) + " tokens/s, " : "")
+                    ? human_count(summary["tokens_per_second"].get<double>()) + " tokens/s, "
+                    : "")
             << human_seconds(summary["seconds"].get<double>()) << "\n"
             << "  look at it   " << run.report().string() << "\n"
             << "  let it write tutti generate " << run.path().string() << " --prompt 'ROMEO:'\n"

@@ -28,9 +28,8 @@ CLI::App* add(CLI::App& app, Action& chosen, const char* name, const char* what)
   verb->add_option("--checkpoint", "the step to use; default: the last one")
       ->type_name("STEP")
       ->check(CLI::NonNegativeNumber);
-  verb->callback([verb, &chosen] {
-    chosen = [verb]() -> int { become_worker(arguments_of(*verb)); };
-  });
+  verb->callback(
+      [verb, &chosen] { chosen = [verb]() -> int { become_worker(arguments_of(*verb)); }; });
   return verb;
 }
 
@@ -44,8 +43,9 @@ void add_worker_verbs(CLI::App& app, Action& chosen) {
   CLI::App* generate = add(app, chosen, "generate", "let a run's model write");
   generate->add_option("--prompt", "what to go on from")->type_name("TEXT");
   generate->add_option("--tokens", "how many to write")->type_name("N")->check(CLI::PositiveNumber);
-  generate->add_option("--seed", "same seed, same text")->type_name("S")->check(
-      CLI::NonNegativeNumber);
+  generate->add_option("--seed", "same seed, same text")
+      ->type_name("S")
+      ->check(CLI::NonNegativeNumber);
   generate->add_option("--temperature", "0: always the likeliest token; 1: as learnt")
       ->type_name("T")
       ->check(CLI::NonNegativeNumber);

@@ -46,8 +46,7 @@ int train(const Options& options) {
 int encode(const Options& options) {
   const auto tokenizer = data::open_tokenizer(options.tokenizer);
   const std::string text = standard_input();
-  const auto ids =
-      options.special ? tokenizer->encode_with_special(text) : tokenizer->encode(text);
+  const auto ids = options.special ? tokenizer->encode_with_special(text) : tokenizer->encode(text);
   if (options.json) {
     std::cout << Json(ids).dump() << "\n";
     return 0;

@@ -24,9 +24,12 @@ struct Options {
 
 void add_common(CLI::App* verb, const std::shared_ptr<Options>& options) {
   verb->add_option("--workers", options->workers, "processes; overrides parallel.workers")
-      ->type_name("N")->check(CLI::PositiveNumber);
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
   verb->add_option("--set", options->overrides, "a.b=c: overrides a field of the recipe")
-      ->type_name("FIELD=VALUE")->expected(1)->take_all();
+      ->type_name("FIELD=VALUE")
+      ->expected(1)
+      ->take_all();
   auto* json = verb->add_flag("--json", options->json, "only the summary, as one JSON object");
   verb->add_flag("--quiet", options->quiet, "print nothing but errors")->excludes(json);
 }
@@ -42,7 +45,8 @@ recipe::Recipe read_recipe(const fs::path& file, const Options& options) {
 int train(const Options& options) {
   find_worker();  // before anything is written
   if (!fs::exists(options.recipe))
-    throw ConfigError({{"RECIPE", "", options.recipe, "does not exist", "recipes/shakespeare.yaml is one"}});
+    throw ConfigError(
+        {{"RECIPE", "", options.recipe, "does not exist", "recipes/shakespeare.yaml is one"}});
   recipe::Recipe recipe = read_recipe(options.recipe, options);
   recipe::resolve(recipe, launch::usable_cores());
   const auto run = events::create_run(options.out.empty() ? events::default_run_path(recipe.name)
@@ -54,8 +58,8 @@ int train(const Options& options) {
 
 // What a resumed run may change without becoming another run.
 bool may_change(const std::string& field) {
-  for (const char* prefix : {"duration", "parallel.", "checkpoint.", "evaluation.", "logging.", "on_nan", "data.train",
-                             "data.validation"})
+  for (const char* prefix : {"duration", "parallel.", "checkpoint.", "evaluation.", "logging.",
+                             "on_nan", "data.train", "data.validation"})
     if (field.starts_with(prefix)) return true;
   return false;
 }
@@ -69,7 +73,8 @@ int resume(const std::string& folder, const Options& options) {
     const std::string field = text.substr(0, text.find('='));
     if (!may_change(field))
       wrong.push_back({field, "--set", text.substr(std::min(text.size(), field.size() + 1)),
-                       "would make it another run", "start a new one: tutti train " + run.recipe().string()});
+                       "would make it another run",
+                       "start a new one: tutti train " + run.recipe().string()});
   }
   if (!wrong.empty()) throw ConfigError(wrong);
   recipe::Recipe recipe = read_recipe(run.recipe(), options);
@@ -83,8 +88,10 @@ int resume(const std::string& folder, const Options& options) {
 void add_train(CLI::App& app, Action& chosen) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = app.add_subcommand("train", "train what a recipe says");
-  verb->add_option("RECIPE", options->recipe, "a YAML file; see tutti recipe reference")->required();
-  verb->add_option("--out", options->out, "the run's folder; default: runs/NAME-DATE")->type_name("DIR");
+  verb->add_option("RECIPE", options->recipe, "a YAML file; see tutti recipe reference")
+      ->required();
+  verb->add_option("--out", options->out, "the run's folder; default: runs/NAME-DATE")
+      ->type_name("DIR");
   add_common(verb, options);
   verb->footer(example("tutti train recipes/shakespeare.yaml"));
   verb->callback([options, &chosen] { chosen = [options] { return train(*options); }; });
@@ -92,11 +99,13 @@ void add_train(CLI::App& app, Action& chosen) {
 
 void add_resume(CLI::App& app, Action& chosen) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = app.add_subcommand("resume", "go on with a run from its newest whole checkpoint");
+  CLI::App* verb =
+      app.add_subcommand("resume", "go on with a run from its newest whole checkpoint");
   verb->add_option("DIR", options->out, "the run's folder")->required();
   add_common(verb, options);
   verb->footer(example("tutti resume runs/shakespeare"));
-  verb->callback([options, &chosen] { chosen = [options] { return resume(options->out, *options); }; });
+  verb->callback(
+      [options, &chosen] { chosen = [options] { return resume(options->out, *options); }; });
 }
 
 }  // namespace tutti::cli

@@ -1,5 +1,5 @@
-// The verbs of `tutti`, one file each. add_X() adds X to the command line; where it is the verb that
-// was typed, `chosen` becomes what main() then runs: it returns the exit code, and may throw.
+// The verbs of `tutti`, one file each. add_X() adds X to the command line; where it is the verb
+// that was typed, `chosen` becomes what main() then runs: it returns the exit code, and may throw.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <functional>

@@ -39,20 +39,26 @@ Arguments parse(int argc, char** argv) {
     }
     const std::size_t equals = word.find('=');
     const std::string name = word.substr(2, equals == std::string::npos ? equals : equals - 2);
-    if (equals != std::string::npos) arguments.options[name] = word.substr(equals + 1);
-    else if (name == "run" && i + 1 < argc) arguments.run = argv[++i];
-    else arguments.options[name] = "";
+    if (equals != std::string::npos)
+      arguments.options[name] = word.substr(equals + 1);
+    else if (name == "run" && i + 1 < argc)
+      arguments.run = argv[++i];
+    else
+      arguments.options[name] = "";
   }
   return arguments;
 }
 
 recipe::Recipe recipe_of(const fs::path& run) {
-  return recipe::parse(read_file(run / "recipe.yaml"), (run / "recipe.yaml").string(), {}, run, false).recipe;
+  return recipe::parse(read_file(run / "recipe.yaml"), (run / "recipe.yaml").string(), {}, run,
+                       false)
+      .recipe;
 }
 
 int train(const Arguments& arguments) {
   train::catch_stop_signals();
-  const train::Worker worker = train::worker_from_environment(arguments.run, arguments.has("resume"));
+  const train::Worker worker =
+      train::worker_from_environment(arguments.run, arguments.has("resume"));
   const recipe::Recipe recipe = recipe_of(arguments.run);
   if (worker.world_size > 1) set_log_rank(worker.rank);
   train::prepare_process(recipe.parallel.threads);
@@ -68,10 +74,12 @@ int eval(const Arguments& arguments) {
                      {"validation_loss", found.loss},
                      {"nats_per_byte", found.nats_per_byte},
                      {"targets", found.targets}};
-  if (arguments.has("json")) std::cout << json.dump() << "\n";
+  if (arguments.has("json"))
+    std::cout << json.dump() << "\n";
   else
     std::cout << "step " << restored.step << ": validation loss " << found.loss << " nats a token, "
-              << found.nats_per_byte << " nats a byte, over " << human_count(found.targets) << " tokens\n";
+              << found.nats_per_byte << " nats a byte, over " << human_count(found.targets)
+              << " tokens\n";
   return exit_ok;
 }
 
@@ -108,7 +116,8 @@ int export_model(const Arguments& arguments) {
   const fs::path tokenizer = restored.recipe.data.tokenizer;
   for (const char* file : {"tokenizer.json", "tokenizer.model"}) {
     const fs::path source = fs::is_directory(tokenizer) ? tokenizer / file : tokenizer;
-    if (fs::is_regular_file(source) && source.filename() == file) write_file(folder / file, read_file(source));
+    if (fs::is_regular_file(source) && source.filename() == file)
+      write_file(folder / file, read_file(source));
   }
   std::cout << "step " << restored.step << " written to " << folder.string() << " (Hugging Face)\n";
   return exit_ok;

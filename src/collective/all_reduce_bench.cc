@@ -1,5 +1,6 @@
-// collective_all_reduce_bench [RANKS [PORT]]: all-reduce of f32 tensors along the fixed tree, shared
-// memory against Gloo in one run, verified. Median microseconds, and the ratio to shared buffers.
+// collective_all_reduce_bench [RANKS [PORT]]: all-reduce of f32 tensors along the fixed tree,
+// shared memory against Gloo in one run, verified. Median microseconds, and the ratio to shared
+// buffers.
 #include <ATen/ATen.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -36,7 +36,8 @@ BackendCommunicator::BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backe
                                          std::string transport, std::string group, double timeout,
                                          std::function<std::string()> lost_peers)
     : Communicator(backend->getRank(), backend->getSize(), std::move(group)),
-      backend_(std::move(backend)), transport_(std::move(transport)),
+      backend_(std::move(backend)),
+      transport_(std::move(transport)),
       lost_peers_(std::move(lost_peers)),
       ranks_plan_(comm::plan_reduction(comm::even_ranges(size(), size()))),
       backend_timeout_(timeout) {
@@ -66,8 +67,8 @@ void BackendCommunicator::run(const Name& name, Start start) {
 void BackendCommunicator::fail(const Name& name, const std::string& cause) {
   const std::string lost = lost_peers_ ? lost_peers_() : "";
   broken_ = str(transport_, " group '", group(), "', rank ", rank(), " of ", size(), ", ",
-                name.operation, " #", sequence_, " (", name_of(name.type), " x ", name.count, "): ",
-                lost, lost.empty() ? "" : ": ", cause.substr(0, cause.find('\n')));
+                name.operation, " #", sequence_, " (", name_of(name.type), " x ", name.count,
+                "): ", lost, lost.empty() ? "" : ": ", cause.substr(0, cause.find('\n')));
   throw WorldError(broken_);
 }
 

@@ -1,5 +1,5 @@
-// A Communicator over any c10d backend. Data move as bytes (all_to_all of slices, all_gather) and are
-// summed here, along the fixed tree, so that the bits are those of every other transport.
+// A Communicator over any c10d backend. Data move as bytes (all_to_all of slices, all_gather) and
+// are summed here, along the fixed tree, so that the bits are those of every other transport.
 //
 // A mismatch of calls between ranks is only found where the backend finds it.
 #pragma once

@@ -93,8 +93,9 @@ void check_group(Group& group) {
   require(one.eq(size * (size + 1) / 2).all().item<bool>(), "all_reduce");
   require(other.eq(size - 1).all().item<bool>(), "broadcast");
   const at::Tensor all = group.all_gather(at::full({2, 2}, rank, at::kInt));
-  require(all.sizes() == at::IntArrayRef({size, 2, 2}) && all[size - 1].eq(size - 1).all().item<bool>(),
-          "all_gather");
+  require(
+      all.sizes() == at::IntArrayRef({size, 2, 2}) && all[size - 1].eq(size - 1).all().item<bool>(),
+      "all_gather");
   at::Tensor shared = group.empty_shared(5000, at::kDouble);
   shared.fill_(rank);
   group.all_reduce(shared, comm::Reduce::max);
@@ -120,7 +121,8 @@ void check_backend(c10d::Backend& backend) {
   backend.alltoall_base(swapped, in, equal, equal)->wait();
   backend.barrier()->wait();
   if (!data[0].eq(size).all().item<bool>() || !all.equal(expected) ||
-      !at::cat(lists[0]).equal(expected) || swapped[0].item<float>() != static_cast<float>(rank * 2))
+      !at::cat(lists[0]).equal(expected) ||
+      swapped[0].item<float>() != static_cast<float>(rank * 2))
     throw WorldError("backend");
 }
 
@@ -174,7 +176,8 @@ TEST_CASE("tree_all_reduce of tensors: asynchronous, in place, equal to the tree
   const auto groups = make_thread_groups(2);
   CHECK(on_threads(2, [&](int rank) {
           at::Tensor mine = rank == 0 ? leaves[0] + leaves[1] : leaves[2].clone();
-          auto work = groups[static_cast<std::size_t>(rank)]->tree_all_reduce_async({mine}, mine, plan);
+          auto work =
+              groups[static_cast<std::size_t>(rank)]->tree_all_reduce_async({mine}, mine, plan);
           work->wait();
           if (as_bytes(mine) != as_bytes(expected)) throw WorldError("other bits");
         }) == "");
@@ -188,8 +191,8 @@ TEST_CASE("A failing peer ends the others' waits; a taken port and a wrong name 
   });
   CHECK_MESSAGE(errors.find("rank 1 had enough") != std::string::npos, errors);
   const Port port = taken_port();
-  CHECK_THROWS_WITH_AS(make_group(options_of("gloo", 0, 1, port.number)), doctest::Contains("is taken"),
-                       WorldError);
+  CHECK_THROWS_WITH_AS(make_group(options_of("gloo", 0, 1, port.number)),
+                       doctest::Contains("is taken"), WorldError);
   close(port.socket_fd);
   CHECK_THROWS_AS(make_group(options_of("pigeon", 0, 1, 1)), ConfigError);
   CHECK_THROWS_AS(make_group(options_of("gloo", 0, 1, 0)), ConfigError);

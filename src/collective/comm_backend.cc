@@ -34,10 +34,14 @@ at::Tensor& only(std::vector<at::Tensor>& tensors) {
 
 comm::Reduce to_reduce(const c10d::ReduceOp& op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-    case c10d::ReduceOp::SUM: return comm::Reduce::sum;
-    case c10d::ReduceOp::MAX: return comm::Reduce::max;
-    case c10d::ReduceOp::MIN: return comm::Reduce::min;
-    default: TORCH_CHECK(false, "only sum, max and min are reduced here");
+    case c10d::ReduceOp::SUM:
+      return comm::Reduce::sum;
+    case c10d::ReduceOp::MAX:
+      return comm::Reduce::max;
+    case c10d::ReduceOp::MIN:
+      return comm::Reduce::min;
+    default:
+      TORCH_CHECK(false, "only sum, max and min are reduced here");
   }
 }
 
@@ -68,11 +72,13 @@ void CommBackend::setTimeout(std::chrono::milliseconds timeout) {
 
 CommBackend::WorkPtr CommBackend::start(c10d::OpType type, Tensors results, CommThread::Task task) {
   auto work = c10::make_intrusive<BackendWork>(getRank(), type, std::move(results));
-  thread_->start(std::move(task), [work](std::exception_ptr error) { work->end(std::move(error)); });
+  thread_->start(std::move(task),
+                 [work](std::exception_ptr error) { work->end(std::move(error)); });
   return work;
 }
 
-CommBackend::WorkPtr CommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+CommBackend::WorkPtr CommBackend::broadcast(Tensors& tensors,
+                                            const c10d::BroadcastOptions& options) {
   at::Tensor data = only(tensors);
   const int root = static_cast<int>(options.rootRank);
   return start(c10d::OpType::BROADCAST, tensors, [data, root](comm::Communicator& c) {
@@ -80,7 +86,8 @@ CommBackend::WorkPtr CommBackend::broadcast(Tensors& tensors, const c10d::Broadc
   });
 }
 
-CommBackend::WorkPtr CommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+CommBackend::WorkPtr CommBackend::allreduce(Tensors& tensors,
+                                            const c10d::AllreduceOptions& options) {
   at::Tensor data = only(tensors);
   return start(c10d::OpType::ALLREDUCE, tensors,
                [data, reduce = to_reduce(options.reduceOp)](comm::Communicator& c) {
@@ -93,12 +100,13 @@ CommBackend::WorkPtr CommBackend::allgather(std::vector<Tensors>& outputs, Tenso
   at::Tensor in = only(inputs);
   TORCH_CHECK(outputs.size() == 1 && outputs[0].size() == static_cast<std::size_t>(getSize()),
               "one output a rank");
-  return start(c10d::OpType::ALLGATHER, outputs[0], [in, parts = outputs[0]](comm::Communicator& c) {
-    const at::Tensor all = at::empty({c.size(), in.numel()}, in.options());
-    c.all_gather(in.data_ptr(), all.data_ptr(), count_of(in), type_of(in));
-    for (std::size_t r = 0; r < parts.size(); ++r)
-      parts[r].copy_(all[static_cast<std::int64_t>(r)].view(parts[r].sizes()));
-  });
+  return start(c10d::OpType::ALLGATHER, outputs[0],
+               [in, parts = outputs[0]](comm::Communicator& c) {
+                 const at::Tensor all = at::empty({c.size(), in.numel()}, in.options());
+                 c.all_gather(in.data_ptr(), all.data_ptr(), count_of(in), type_of(in));
+                 for (std::size_t r = 0; r < parts.size(); ++r)
+                   parts[r].copy_(all[static_cast<std::int64_t>(r)].view(parts[r].sizes()));
+               });
 }
 
 CommBackend::WorkPtr CommBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -122,10 +130,11 @@ CommBackend::WorkPtr CommBackend::reduce_scatter(Tensors& outputs, std::vector<T
 CommBackend::WorkPtr CommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                        const c10d::ReduceScatterOptions& options) {
   check_sizes(input, output, getSize());
-  return start(c10d::OpType::_REDUCE_SCATTER_BASE, {output},
-               [out = output, in = input, reduce = to_reduce(options.reduceOp)](comm::Communicator& c) {
-                 c.reduce_scatter(in.data_ptr(), out.data_ptr(), count_of(out), type_of(out), reduce);
-               });
+  return start(
+      c10d::OpType::_REDUCE_SCATTER_BASE, {output},
+      [out = output, in = input, reduce = to_reduce(options.reduceOp)](comm::Communicator& c) {
+        c.reduce_scatter(in.data_ptr(), out.data_ptr(), count_of(out), type_of(out), reduce);
+      });
 }
 
 CommBackend::WorkPtr CommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,

@@ -1,5 +1,6 @@
-// A group as a c10d backend, for code that speaks c10d. Operations are asynchronous and run in order
-// on the group's thread; tensors must be contiguous and on the CPU. Sums follow the fixed tree.
+// A group as a c10d backend, for code that speaks c10d. Operations are asynchronous and run in
+// order on the group's thread; tensors must be contiguous and on the CPU. Sums follow the fixed
+// tree.
 #pragma once
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 

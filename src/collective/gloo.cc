@@ -29,7 +29,8 @@ Milliseconds timeout_of(const GroupOptions& options) {
 
 [[noreturn]] void fail(const GroupOptions& options, const std::string& cause) {
   throw WorldError(str("gloo group '", options.group, "', rank ", options.rank, " of ",
-                       options.size, ": meeting at ", options.host, ":", options.port, ": ", cause));
+                       options.size, ": meeting at ", options.host, ":", options.port, ": ",
+                       cause));
 }
 
 StorePtr open_store(const GroupOptions& options) {
@@ -78,7 +79,8 @@ class LocalPeers {
     std::string text;
     for (std::size_t r = 0; r < watches_.size(); ++r)
       if (watches_[r].ended())
-        text += str(text.empty() ? "" : ", ", "rank ", r, " (process ", processes_[r], ") has ended");
+        text +=
+            str(text.empty() ? "" : ", ", "rank ", r, " (process ", processes_[r], ") has ended");
     return text;
   }
 
@@ -100,9 +102,10 @@ c10::intrusive_ptr<c10d::Backend> open_backend(const StorePtr& store, const Grou
 
 std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options) {
   if (options.port < 1 || options.port > 65535)
-    throw ConfigError(std::vector<Violation>{{"port", "", str(options.port), "must be 1 to 65535", ""}});
-  const StorePtr store =
-      c10::make_intrusive<c10d::PrefixStore>(options.name + "/" + options.group, open_store(options));
+    throw ConfigError(
+        std::vector<Violation>{{"port", "", str(options.port), "must be 1 to 65535", ""}});
+  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.name + "/" + options.group,
+                                                                open_store(options));
   try {
     auto peers = std::make_shared<LocalPeers>(store, options);
     auto backend = open_backend(store, options);
@@ -121,8 +124,9 @@ std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options) {
 namespace tutti::collective {
 
 std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions&) {
-  throw ConfigError(std::vector<Violation>{{"transport", "", "gloo", "this build has no Gloo",
-                      "install libgloo-dev and build again, or use transport: shm"}});
+  throw ConfigError(
+      std::vector<Violation>{{"transport", "", "gloo", "this build has no Gloo",
+                              "install libgloo-dev and build again, or use transport: shm"}});
 }
 
 }  // namespace tutti::collective

@@ -7,8 +7,8 @@
 
 namespace tutti::collective {
 
-// Rank 0 hosts the store at options.host:port. WorldError when that port is taken or the peers do not
-// come in time; ConfigError in a build without Gloo's headers.
+// Rank 0 hosts the store at options.host:port. WorldError when that port is taken or the peers do
+// not come in time; ConfigError in a build without Gloo's headers.
 std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options);
 
 }  // namespace tutti::collective

@@ -140,7 +140,8 @@ std::shared_ptr<Group> make_group(const GroupOptions& options) {
   if (transport == "auto") transport = options.local_size == options.size ? "shm" : "gloo";
   if (transport == "gloo") return std::make_shared<Group>(join_gloo(options));
   if (transport != "shm")
-    throw ConfigError(std::vector<Violation>{{"transport", "", transport, "must be one of auto, shm, gloo", ""}});
+    throw ConfigError(
+        std::vector<Violation>{{"transport", "", transport, "must be one of auto, shm, gloo", ""}});
   comm::MemoryOptions memory;
   memory.group = options.group;
   memory.timeout = options.timeout;

@@ -2,7 +2,8 @@
 // they overlap with compute. What the engines talk to.
 //
 // Operations start in the order in which they are called and end in that order. Tensors must be
-// contiguous and on the CPU; they are kept alive until the work ends and must not be touched before.
+// contiguous and on the CPU; they are kept alive until the work ends and must not be touched
+// before.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -72,14 +73,14 @@ class Group {
 
 // How the ranks of a job meet.
 struct GroupOptions {
-  std::string transport = "auto";   // shm | gloo | auto (shm when all ranks are on this host)
+  std::string transport = "auto";  // shm | gloo | auto (shm when all ranks are on this host)
   int rank = 0, size = 1;
-  int local_size = 1;               // ranks on this host; auto compares it with size
-  std::string name = "tutti";       // unique to job and group; the same on all ranks (shm)
-  std::string host = "127.0.0.1";   // of rank 0's store (gloo)
-  int port = 0;                     // of rank 0's store (gloo)
-  std::string group = "world";      // what errors call it
-  double timeout = 300;             // seconds, for meeting and for every operation
+  int local_size = 1;              // ranks on this host; auto compares it with size
+  std::string name = "tutti";      // unique to job and group; the same on all ranks (shm)
+  std::string host = "127.0.0.1";  // of rank 0's store (gloo)
+  int port = 0;                    // of rank 0's store (gloo)
+  std::string group = "world";     // what errors call it
+  double timeout = 300;            // seconds, for meeting and for every operation
 };
 
 // ConfigError for an unknown transport, WorldError when the peers do not come or the port is taken.

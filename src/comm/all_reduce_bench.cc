@@ -1,5 +1,6 @@
-// all_reduce_bench [RANKS]: all-reduce of f32 between forked processes, verified; microseconds a call
-// and bus bandwidth (2 (n - 1) / n x bytes / time) for buffers in ordinary and in shared memory.
+// all_reduce_bench [RANKS]: all-reduce of f32 between forked processes, verified; microseconds a
+// call and bus bandwidth (2 (n - 1) / n x bytes / time) for buffers in ordinary and in shared
+// memory.
 #include <sys/wait.h>
 #include <unistd.h>
 

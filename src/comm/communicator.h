@@ -6,9 +6,11 @@
 //   Threads    One call at a time per communicator.
 //   Deadline   A call that waits longer than `timeout` throws WorldError, which names rank, group,
 //              operation, sequence number and the peers that did not come.
-//   Failure    After a WorldError the group is broken on this rank: buffers hold unspecified values,
+//   Failure    After a WorldError the group is broken on this rank: buffers hold unspecified
+//   values,
 //              each later call throws at once, and the peers' calls soon throw too.
-//   Bits       Sums are made along reduction_tree.h's tree over the ranks, elementwise; f16 and bf16
+//   Bits       Sums are made along reduction_tree.h's tree over the ranks, elementwise; f16 and
+//   bf16
 //              are summed in f32 and rounded once. All ranks get the same bits.
 //   Aliasing   Inputs and outputs must not overlap unless it says so.
 #pragma once
@@ -55,16 +57,17 @@ class Communicator {
   virtual void send(const void* data, std::size_t bytes, int to) = 0;
   virtual void recv(void* data, std::size_t bytes, int from) = 0;
 
-  // Promise 3: the sum over all ids of `plan` along its tree. `nodes` are this rank's partial sums in
-  // the order of forest_of(plan.ranges[rank]); `out` gets the sum on every rank and may be one of the
-  // nodes. The other nodes are unspecified afterwards. `plan` must be alike on all ranks.
-  // Nodes of 16-bit floats must be single ids for the bits to be free of the layout: accumulate in f32.
+  // Promise 3: the sum over all ids of `plan` along its tree. `nodes` are this rank's partial sums
+  // in the order of forest_of(plan.ranges[rank]); `out` gets the sum on every rank and may be one
+  // of the nodes. The other nodes are unspecified afterwards. `plan` must be alike on all ranks.
+  // Nodes of 16-bit floats must be single ids for the bits to be free of the layout: accumulate in
+  // f32.
   virtual void tree_all_reduce(std::span<const void* const> nodes, void* out, std::size_t count,
                                DType type, const ReductionPlan& plan) = 0;
 
-  // Memory that all ranks of the group reach directly: operations on it need no staging copy. Zeroed,
-  // aligned to 4096 bytes, freed with the communicator; nullptr when the transport has none (or no
-  // more), and then ordinary memory does. Ranks may allocate different sizes.
+  // Memory that all ranks of the group reach directly: operations on it need no staging copy.
+  // Zeroed, aligned to 4096 bytes, freed with the communicator; nullptr when the transport has none
+  // (or no more), and then ordinary memory does. Ranks may allocate different sizes.
   virtual void* allocate_shared(std::size_t /*bytes*/) { return nullptr; }
 
   // Makes the waiting and later calls of all ranks of the group throw WorldError with this reason,

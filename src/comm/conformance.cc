@@ -222,10 +222,13 @@ void check_conformance(Communicator& c) {
 void check_with_delays(Communicator& c, int rounds) {
   RandomStream random(3, str("delay", c.rank()));
   for (int round = 0; round < rounds; ++round) {
-    real_clock().sleep(static_cast<double>(random.below(2000, static_cast<std::uint64_t>(round))) * 1e-6);
+    real_clock().sleep(static_cast<double>(random.below(2000, static_cast<std::uint64_t>(round))) *
+                       1e-6);
     const auto count = static_cast<std::size_t>(round * 37);
-    if (round % 2) check_movements<float>(c, count, round % 3 == 0);
-    else check_reductions<float>(c, count, round % 3 == 0);
+    if (round % 2)
+      check_movements<float>(c, count, round % 3 == 0);
+    else
+      check_reductions<float>(c, count, round % 3 == 0);
   }
 }
 

@@ -15,8 +15,8 @@ void check_conformance(Communicator& communicator);
 void check_with_delays(Communicator& communicator, int rounds);
 
 // The bytes of a sum over `leaves` seeded micro-batches, spread evenly over the ranks, accumulated
-// by arrivals_of() and reduced by tree_all_reduce(); and the same by a plain recursion. Partial sums
-// of 16-bit types stay exact here, so that they do not depend on the cut.
+// by arrivals_of() and reduced by tree_all_reduce(); and the same by a plain recursion. Partial
+// sums of 16-bit types stay exact here, so that they do not depend on the cut.
 std::string tree_sum(Communicator& communicator, int leaves, std::size_t count, DType type);
 std::string tree_sum_twin(int leaves, std::size_t count, DType type);
 

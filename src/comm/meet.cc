@@ -40,7 +40,10 @@ struct Hello {
 class Meeting {
  public:
   Meeting(const std::string& name, int rank, int size, const MemoryOptions& options)
-      : name_(name), rank_(rank), size_(size), options_(options),
+      : name_(name),
+        rank_(rank),
+        size_(size),
+        options_(options),
         deadline_(real_clock().now() + options.timeout) {
     address_.sun_family = AF_UNIX;
     // Hashed, as an address holds 107 bytes and names are longer.
@@ -157,8 +160,6 @@ class Meeting {
     std::memcpy(&fd, CMSG_DATA(part), sizeof fd);
     return fd;
   }
-
-  
 
   [[noreturn]] void fail(const std::string& cause) const {
     throw WorldError(str("shm group '", options_.group, "', rank ", rank_, " of ", size_,

@@ -18,7 +18,8 @@ const std::byte* bytes_of(const void* data) { return static_cast<const std::byte
 std::uint64_t fingerprint(const ReductionPlan* plan) {
   std::uint64_t hash = 0;
   if (plan)
-    for (const Range range : plan->ranges) hash = (hash ^ static_cast<unsigned>(range.end)) * 0x100000001b3u;
+    for (const Range range : plan->ranges)
+      hash = (hash ^ static_cast<unsigned>(range.end)) * 0x100000001b3u;
   return hash;
 }
 
@@ -30,8 +31,11 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
 
 MemoryCommunicator::MemoryCommunicator(std::shared_ptr<Segment> segment, int rank, int size,
                                        const MemoryOptions& options, bool threads)
-    : Communicator(rank, size, options.group), segment_(std::move(segment)), options_(options),
-      threads_(threads), ranks_plan_(plan_reduction(even_ranges(size, size))) {
+    : Communicator(rank, size, options.group),
+      segment_(std::move(segment)),
+      options_(options),
+      threads_(threads),
+      ranks_plan_(plan_reduction(even_ranges(size, size))) {
   set_timeout(options.timeout);
 }
 
@@ -42,37 +46,58 @@ void MemoryCommunicator::barrier() {
 
 void MemoryCommunicator::broadcast(void* data, std::size_t count, DType type, int root) {
   TUTTI_ASSERT(0 <= root && root < size(), "root ", root);
-  Call call{.operation = Operation::broadcast, .type = type, .count = count, .root = root,
-            .out = static_cast<std::byte*>(data), .piece = {}};
+  Call call{.operation = Operation::broadcast,
+            .type = type,
+            .count = count,
+            .root = root,
+            .out = static_cast<std::byte*>(data),
+            .piece = {}};
   if (rank() == root) set_pieces(call, data, 1);
   run(call);
 }
 
 void MemoryCommunicator::all_reduce(void* data, std::size_t count, DType type, Reduce reduce) {
-  Call call{.operation = Operation::all_reduce, .type = type, .count = count, .reduce = reduce,
-            .plan = &ranks_plan_, .out = static_cast<std::byte*>(data), .piece = {}};
+  Call call{.operation = Operation::all_reduce,
+            .type = type,
+            .count = count,
+            .reduce = reduce,
+            .plan = &ranks_plan_,
+            .out = static_cast<std::byte*>(data),
+            .piece = {}};
   set_pieces(call, data, 1);
   run(call);
 }
 
 void MemoryCommunicator::all_gather(const void* in, void* out, std::size_t count, DType type) {
-  Call call{.operation = Operation::all_gather, .type = type, .count = count,
-            .out = static_cast<std::byte*>(out), .piece = {}};
+  Call call{.operation = Operation::all_gather,
+            .type = type,
+            .count = count,
+            .out = static_cast<std::byte*>(out),
+            .piece = {}};
   set_pieces(call, in, 1);
   run(call);
 }
 
 void MemoryCommunicator::reduce_scatter(const void* in, void* out, std::size_t count, DType type,
                                         Reduce reduce) {
-  Call call{.operation = Operation::reduce_scatter, .type = type, .count = count, .reduce = reduce,
-            .max_pieces = size(), .out = static_cast<std::byte*>(out), .piece = {}};
+  Call call{.operation = Operation::reduce_scatter,
+            .type = type,
+            .count = count,
+            .reduce = reduce,
+            .max_pieces = size(),
+            .out = static_cast<std::byte*>(out),
+            .piece = {}};
   set_pieces(call, in, size());
   run(call);
 }
 
 void MemoryCommunicator::all_to_all(const void* in, void* out, std::size_t count, DType type) {
-  Call call{.operation = Operation::all_to_all, .type = type, .count = count, .max_pieces = size(),
-            .out = static_cast<std::byte*>(out), .piece = {}};
+  Call call{.operation = Operation::all_to_all,
+            .type = type,
+            .count = count,
+            .max_pieces = size(),
+            .out = static_cast<std::byte*>(out),
+            .piece = {}};
   set_pieces(call, in, size());
   run(call);
 }
@@ -81,9 +106,14 @@ void MemoryCommunicator::tree_all_reduce(std::span<const void* const> nodes, voi
                                          std::size_t count, DType type, const ReductionPlan& plan) {
   TUTTI_ASSERT(n(size()) == plan.ranges.size(), "plan for ", plan.ranges.size(), " ranks");
   TUTTI_ASSERT(n(plan.nodes_of(rank())) == nodes.size(), nodes.size(), " nodes");
-  Call call{.operation = Operation::tree_all_reduce, .type = type, .count = count,
-            .max_pieces = plan.max_nodes, .plan = &plan, .out = static_cast<std::byte*>(out),
-            .pieces = static_cast<int>(nodes.size()), .piece = {}};
+  Call call{.operation = Operation::tree_all_reduce,
+            .type = type,
+            .count = count,
+            .max_pieces = plan.max_nodes,
+            .plan = &plan,
+            .out = static_cast<std::byte*>(out),
+            .pieces = static_cast<int>(nodes.size()),
+            .piece = {}};
   std::transform(nodes.begin(), nodes.end(), call.piece.begin(), bytes_of);
   run(call);
 }
@@ -173,10 +203,13 @@ void MemoryCommunicator::work(const Call& call, std::size_t first, std::size_t c
     case Operation::all_to_all:
       for (int peer = 0; peer < size(); ++peer) take(peer, rank(), n(peer) * call.count);
       return;
-    case Operation::reduce_scatter: return reduce_own_piece(call, first, count);
+    case Operation::reduce_scatter:
+      return reduce_own_piece(call, first, count);
     case Operation::all_reduce:
-    case Operation::tree_all_reduce: return reduce_part(call, first, count);
-    default: return;
+    case Operation::tree_all_reduce:
+      return reduce_part(call, first, count);
+    default:
+      return;
   }
 }
 
@@ -197,8 +230,8 @@ void MemoryCommunicator::reduce_part(const Call& call, std::size_t first, std::s
     if (!eager_) targets[n(peer)] = target(peer, first) + begin * element_;
   }
   if (eager_) targets[0] = call.out;
-  reduce_elements(call.plan->steps, {sources.data(), used}, {targets.data(), eager_ ? 1 : n(size())},
-                  end - begin, call.type, call.reduce);
+  reduce_elements(call.plan->steps, {sources.data(), used},
+                  {targets.data(), eager_ ? 1 : n(size())}, end - begin, call.type, call.reduce);
 }
 
 void MemoryCommunicator::reduce_own_piece(const Call& call, std::size_t first, std::size_t count) {

@@ -1,5 +1,5 @@
-// The algorithms over shared memory (memory_group.h). A call is posted with the places of its pieces;
-// after all peers posted theirs, each rank reads what it needs straight from them.
+// The algorithms over shared memory (memory_group.h). A call is posted with the places of its
+// pieces; after all peers posted theirs, each rank reads what it needs straight from them.
 #pragma once
 #include <array>
 #include <memory>
@@ -35,19 +35,28 @@ class MemoryCommunicator : public Communicator {
   void watch_processes();
 
  private:
-  enum class Operation { barrier, broadcast, all_reduce, all_gather, reduce_scatter, all_to_all,
-                         tree_all_reduce, send, recv };
+  enum class Operation {
+    barrier,
+    broadcast,
+    all_reduce,
+    all_gather,
+    reduce_scatter,
+    all_to_all,
+    tree_all_reduce,
+    send,
+    recv
+  };
 
   struct Call {
     Operation operation;
     DType type = DType::u8;
-    std::size_t count = 0;                  // elements a piece
+    std::size_t count = 0;  // elements a piece
     Reduce reduce = Reduce::sum;
     int root = 0;
-    int max_pieces = 1;                     // the most that any rank brings
-    const ReductionPlan* plan = nullptr;    // of reductions to all
+    int max_pieces = 1;                   // the most that any rank brings
+    const ReductionPlan* plan = nullptr;  // of reductions to all
     std::byte* out = nullptr;
-    int pieces = 0;                         // what this rank brings
+    int pieces = 0;  // what this rank brings
     std::array<const std::byte*, max_memory_ranks> piece;
 
     bool reduces_to_all() const { return plan != nullptr; }

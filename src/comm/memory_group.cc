@@ -12,7 +12,8 @@ namespace {
 
 void check(int size, const MemoryOptions& options) {
   if (size < 1 || size > max_memory_ranks)
-    throw ConfigError(str("a shared-memory group has 1 to ", max_memory_ranks, " ranks, not ", size));
+    throw ConfigError(
+        str("a shared-memory group has 1 to ", max_memory_ranks, " ranks, not ", size));
   TUTTI_ASSERT(options.chunk_bytes >= 64 * max_memory_ranks && options.chunk_bytes % 64 == 0,
                "chunk_bytes ", options.chunk_bytes);
   TUTTI_ASSERT(options.eager_bytes % 64 == 0, "eager_bytes ", options.eager_bytes);
@@ -40,7 +41,8 @@ std::unique_ptr<Communicator> join_shm(const std::string& name, int rank, int si
   return communicator;
 }
 
-std::vector<std::unique_ptr<Communicator>> make_thread_group(int size, const MemoryOptions& options) {
+std::vector<std::unique_ptr<Communicator>> make_thread_group(int size,
+                                                             const MemoryOptions& options) {
   check(size, options);
   MemoryOptions small = options;
   // Threads reach all memory anyway; an arena only serves tests of arenas.

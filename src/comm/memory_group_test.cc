@@ -73,7 +73,8 @@ std::vector<Outcome> run_processes(int size, const std::function<std::string(Com
   for (int rank = 0; rank < size; ++rank) {
     Outcome outcome{};
     char buffer[4096];
-    for (ssize_t got; (got = read(pipes[static_cast<std::size_t>(rank)], buffer, sizeof buffer)) > 0;)
+    for (ssize_t got;
+         (got = read(pipes[static_cast<std::size_t>(rank)], buffer, sizeof buffer)) > 0;)
       outcome.text.append(buffer, static_cast<std::size_t>(got));
     close(pipes[static_cast<std::size_t>(rank)]);
     waitpid(children[static_cast<std::size_t>(rank)], &outcome.status, 0);
@@ -146,7 +147,10 @@ TEST_CASE("A killed peer is named within seconds and nothing is left behind") {
       c.all_reduce(data.data(), data.size(), DType::f32, Reduce::sum);
       if (c.rank() == 1) {
         if (in_call)
-          std::thread([] { usleep(20000); kill(getpid(), SIGKILL); }).detach();
+          std::thread([] {
+            usleep(20000);
+            kill(getpid(), SIGKILL);
+          }).detach();
         else
           kill(getpid(), SIGKILL);
       }
@@ -170,23 +174,27 @@ TEST_CASE("A peer that does not come is named at the deadline") {
   options.timeout = 0.3;
   std::atomic<bool> over = false;
   try {
-    run_ranks(3, [&](Communicator& c) {
-      c.barrier();
-      if (c.rank() == 2) {
-        while (!over) std::this_thread::yield();
-        return;
-      }
-      try {
-        c.barrier();
-      } catch (...) {
-        over = true;
-        throw;
-      }
-    }, options);
+    run_ranks(
+        3,
+        [&](Communicator& c) {
+          c.barrier();
+          if (c.rank() == 2) {
+            while (!over) std::this_thread::yield();
+            return;
+          }
+          try {
+            c.barrier();
+          } catch (...) {
+            over = true;
+            throw;
+          }
+        },
+        options);
     FAIL("came");
   } catch (const std::runtime_error& error) {
-    CHECK_MESSAGE(std::string(error.what()).find("rank 2 did not come within 0.3 s") !=
-                      std::string::npos, error.what());
+    CHECK_MESSAGE(
+        std::string(error.what()).find("rank 2 did not come within 0.3 s") != std::string::npos,
+        error.what());
     CHECK(std::string(error.what()).find("barrier #2") != std::string::npos);
   }
 }
@@ -203,8 +211,10 @@ TEST_CASE("Ranks that call different operations are named, and the group stays b
   float data[8] = {};
   const std::string order = text_of([&](Communicator& c) {
     float mine[8] = {};
-    if (c.rank() == 0) c.all_reduce(mine, 8, DType::f32, Reduce::sum);
-    else c.broadcast(mine, 8, DType::f32, 1);
+    if (c.rank() == 0)
+      c.all_reduce(mine, 8, DType::f32, Reduce::sum);
+    else
+      c.broadcast(mine, 8, DType::f32, 1);
   });
   CHECK_MESSAGE(order.find("broadcast #1 (F32 x 8, root 1)") != std::string::npos, order);
   const std::string count = text_of([&](Communicator& c) {
@@ -214,8 +224,10 @@ TEST_CASE("Ranks that call different operations are named, and the group stays b
   CHECK_MESSAGE(count.find("x 9999") != std::string::npos, count);
   const std::string again = text_of([&](Communicator& c) {
     try {
-      if (c.rank() == 0) c.barrier();
-      else c.all_reduce(data, 1, DType::f32, Reduce::max);
+      if (c.rank() == 0)
+        c.barrier();
+      else
+        c.all_reduce(data, 1, DType::f32, Reduce::max);
     } catch (const WorldError&) {
     }
     c.barrier();
@@ -226,10 +238,10 @@ TEST_CASE("Ranks that call different operations are named, and the group stays b
 TEST_CASE("Meeting: a rank that stays away is named; a taken name is refused") {
   auto options = small_options();
   options.timeout = 0.2;
-  CHECK_THROWS_WITH_AS(join_shm(fresh_name(), 0, 3, options), doctest::Contains("rank 1, 2 did not come"),
-                       WorldError);
-  CHECK_THROWS_WITH_AS(join_shm(fresh_name(), 1, 3, options), doctest::Contains("rank 0 did not come"),
-                       WorldError);
+  CHECK_THROWS_WITH_AS(join_shm(fresh_name(), 0, 3, options),
+                       doctest::Contains("rank 1, 2 did not come"), WorldError);
+  CHECK_THROWS_WITH_AS(join_shm(fresh_name(), 1, 3, options),
+                       doctest::Contains("rank 0 did not come"), WorldError);
   const std::string name = fresh_name();
   std::thread first([&] { CHECK_THROWS_AS(join_shm(name, 0, 2, options), WorldError); });
   usleep(50000);
@@ -239,8 +251,10 @@ TEST_CASE("Meeting: a rank that stays away is named; a taken name is refused") {
 }
 
 TEST_CASE("run_ranks names the rank that failed and ends the others") {
-  CHECK_THROWS_WITH(run_ranks(3, [](Communicator& c) {
-    if (c.rank() == 1) throw WorldError("disk full");
-    c.barrier();
-  }), doctest::Contains("rank 1: disk full"));
+  CHECK_THROWS_WITH(run_ranks(3,
+                              [](Communicator& c) {
+                                if (c.rank() == 1) throw WorldError("disk full");
+                                c.barrier();
+                              }),
+                    doctest::Contains("rank 1: disk full"));
 }

@@ -13,8 +13,9 @@ namespace {
 constexpr double nap = 0.1;  // seconds between two looks at the world
 
 const char* operation_name(int operation) {
-  constexpr const char* names[] = {"barrier", "broadcast", "all_reduce", "all_gather",
-                                   "reduce_scatter", "all_to_all", "tree_all_reduce", "send", "recv"};
+  constexpr const char* names[] = {"barrier",         "broadcast",      "all_reduce",
+                                   "all_gather",      "reduce_scatter", "all_to_all",
+                                   "tree_all_reduce", "send",           "recv"};
   return names[operation];
 }
 

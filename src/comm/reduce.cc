@@ -155,15 +155,24 @@ void reduce_elements(std::span<const int> steps, std::span<const std::byte* cons
                      std::span<std::byte* const> outputs, std::size_t count, DType type,
                      Reduce reduce) {
   switch (type) {
-    case DType::f64: return run<double>(steps, sources, outputs, count, reduce);
-    case DType::f32: return run<float>(steps, sources, outputs, count, reduce);
-    case DType::f16: return run<F16>(steps, sources, outputs, count, reduce);
-    case DType::bf16: return run<Bf16>(steps, sources, outputs, count, reduce);
-    case DType::i64: return run<std::int64_t>(steps, sources, outputs, count, reduce);
-    case DType::i32: return run<std::int32_t>(steps, sources, outputs, count, reduce);
-    case DType::i16: return run<std::int16_t>(steps, sources, outputs, count, reduce);
-    case DType::i8: return run<std::int8_t>(steps, sources, outputs, count, reduce);
-    case DType::u8: return run<std::uint8_t>(steps, sources, outputs, count, reduce);
+    case DType::f64:
+      return run<double>(steps, sources, outputs, count, reduce);
+    case DType::f32:
+      return run<float>(steps, sources, outputs, count, reduce);
+    case DType::f16:
+      return run<F16>(steps, sources, outputs, count, reduce);
+    case DType::bf16:
+      return run<Bf16>(steps, sources, outputs, count, reduce);
+    case DType::i64:
+      return run<std::int64_t>(steps, sources, outputs, count, reduce);
+    case DType::i32:
+      return run<std::int32_t>(steps, sources, outputs, count, reduce);
+    case DType::i16:
+      return run<std::int16_t>(steps, sources, outputs, count, reduce);
+    case DType::i8:
+      return run<std::int8_t>(steps, sources, outputs, count, reduce);
+    case DType::u8:
+      return run<std::uint8_t>(steps, sources, outputs, count, reduce);
     case DType::boolean:  // a sum of truths is "or"
       return run<std::uint8_t>(steps, sources, outputs, count,
                                reduce == Reduce::sum ? Reduce::max : reduce);

@@ -1,9 +1,9 @@
 // The fixed tree along which the gradients of a global batch are summed.
 //
-// A global batch is cut into micro-batches with ids 0..leaves-1. The tree over [begin, end) splits at
-// the largest power of two below its size (the shape of RFC 6962's Merkle trees). Whoever computes
-// which ids, the same pairs are added in the same order, so that the sum has the same bits for every
-// number of ranks, accumulation, bucket size and transport. All functions are pure.
+// A global batch is cut into micro-batches with ids 0..leaves-1. The tree over [begin, end) splits
+// at the largest power of two below its size (the shape of RFC 6962's Merkle trees). Whoever
+// computes which ids, the same pairs are added in the same order, so that the sum has the same bits
+// for every number of ranks, accumulation, bucket size and transport. All functions are pure.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -41,17 +41,17 @@ std::vector<Arrival> arrivals_of(Range range, int leaves);
 // Slots that these arrivals need; at most log2(range) + 2.
 int slots_of(const std::vector<Arrival>& arrivals);
 
-// The sum across ranks as a program for a stack machine: sources are all ranks' nodes, rank by rank,
-// each rank's left to right. A step >= 0 pushes that source; `add` replaces the two topmost by their
-// sum (lower + upper).
+// The sum across ranks as a program for a stack machine: sources are all ranks' nodes, rank by
+// rank, each rank's left to right. A step >= 0 pushes that source; `add` replaces the two topmost
+// by their sum (lower + upper).
 struct ReductionPlan {
   static constexpr int add = -1;
-  std::vector<Range> ranges;   // of each rank
-  std::vector<int> first;      // index of each rank's first source, and one entry past the last
+  std::vector<Range> ranges;  // of each rank
+  std::vector<int> first;     // index of each rank's first source, and one entry past the last
   std::vector<int> steps;
-  int depth = 0;               // the most entries that the stack has
+  int depth = 0;  // the most entries that the stack has
   int leaves = 0;
-  int max_nodes = 1;           // the most sources that one rank has, at least 1
+  int max_nodes = 1;  // the most sources that one rank has, at least 1
 
   int nodes_of(int rank) const {
     return first[static_cast<std::size_t>(rank) + 1] - first[static_cast<std::size_t>(rank)];

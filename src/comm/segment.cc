@@ -95,8 +95,7 @@ void sleep_on(RankBlock& block, std::atomic<std::uint32_t>& counter, std::uint32
   const auto nanoseconds = static_cast<std::int64_t>(std::max(0.0, seconds) * 1e9);
   const timespec span{nanoseconds / 1'000'000'000, nanoseconds % 1'000'000'000};
   ++block.waiters;
-  if (counter.load() == seen)
-    syscall(SYS_futex, &counter, FUTEX_WAIT, seen, &span, nullptr, 0);
+  if (counter.load() == seen) syscall(SYS_futex, &counter, FUTEX_WAIT, seen, &span, nullptr, 0);
   --block.waiters;
 }
 

@@ -10,13 +10,13 @@
 
 namespace tutti::comm {
 
-// A call as a rank posts it for its peers. Two alternate, so that a peer can read the last one while
-// the next is written.
+// A call as a rank posts it for its peers. Two alternate, so that a peer can read the last one
+// while the next is written.
 struct Posted {
   std::uint64_t sequence, count, plan;  // plan: a fingerprint of the reduction plan
   std::int32_t operation, type, reduce, root;
-  std::int32_t in_place;                       // peers may use location[] and out
-  std::uint64_t location[max_memory_ranks];    // of the pieces, relative to the segment
+  std::int32_t in_place;                     // peers may use location[] and out
+  std::uint64_t location[max_memory_ranks];  // of the pieces, relative to the segment
   std::uint64_t out;
 };
 
@@ -88,7 +88,9 @@ class ProcessWatch {
  public:
   explicit ProcessWatch(int process);
   ~ProcessWatch();
-  ProcessWatch(ProcessWatch&& other) noexcept : process_(other.process_), fd_(other.fd_) { other.fd_ = -1; }
+  ProcessWatch(ProcessWatch&& other) noexcept : process_(other.process_), fd_(other.fd_) {
+    other.fd_ = -1;
+  }
   ProcessWatch& operator=(ProcessWatch&&) = delete;
   bool ended() const;
 

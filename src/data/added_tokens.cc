@@ -41,7 +41,9 @@ std::size_t widen_right(std::string_view text, std::size_t end) {
 void AddedTokens::add(AddedToken token) {
   if (token.content.empty()) return;
   auto& bucket = by_first_[static_cast<unsigned char>(token.content[0])];
-  const auto longer = [&](std::size_t i) { return tokens_[i].content.size() >= token.content.size(); };
+  const auto longer = [&](std::size_t i) {
+    return tokens_[i].content.size() >= token.content.size();
+  };
   bucket.insert(std::partition_point(bucket.begin(), bucket.end(), longer), tokens_.size());
   tokens_.push_back(std::move(token));
 }

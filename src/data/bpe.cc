@@ -89,7 +89,8 @@ void merge_long(const MergeTable& merges, std::vector<std::int32_t>& ids) {
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> heap;
   const auto offer = [&](std::int32_t left, std::int32_t right) {
     if (left < 0 || right >= size) return;
-    const auto merge = merges.find(ids[static_cast<std::size_t>(left)], ids[static_cast<std::size_t>(right)]);
+    const auto merge =
+        merges.find(ids[static_cast<std::size_t>(left)], ids[static_cast<std::size_t>(right)]);
     if (merge.rank != MergeTable::none) heap.push({merge.rank, left, merge.id});
   };
   for (std::int32_t i = 0; i < size; ++i) {
@@ -118,8 +119,10 @@ void merge_long(const MergeTable& merges, std::vector<std::int32_t>& ids) {
 }  // namespace
 
 void merge_word(const MergeTable& merges, std::vector<std::int32_t>& ids) {
-  if (ids.size() < 48) merge_short(merges, ids);
-  else merge_long(merges, ids);
+  if (ids.size() < 48)
+    merge_short(merges, ids);
+  else
+    merge_long(merges, ids);
 }
 
 }  // namespace tutti::data

@@ -1,4 +1,5 @@
-// Byte-pair encoding of one word: merges the pair of lowest rank, leftmost first, until none is left.
+// Byte-pair encoding of one word: merges the pair of lowest rank, leftmost first, until none is
+// left.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,7 +13,9 @@ namespace tutti::data {
 
 struct StringHash {
   using is_transparent = void;
-  std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  std::size_t operator()(std::string_view text) const {
+    return std::hash<std::string_view>()(text);
+  }
 };
 template <class T>
 using StringMap = std::unordered_map<std::string, T, StringHash, std::equal_to<>>;

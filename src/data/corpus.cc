@@ -20,7 +20,8 @@ CorpusHeader read_header(const fs::path& path, std::span<const std::byte> bytes)
   if (header.magic != corpus_magic) damaged(path, "it does not begin with TUTTICRP");
   if (header.version != corpus_version)
     damaged(path, str("version ", header.version, ", this program reads ", corpus_version));
-  if (header.header_checksum != header_hash(header)) damaged(path, "the header's checksum is wrong");
+  if (header.header_checksum != header_hash(header))
+    damaged(path, "the header's checksum is wrong");
   if (header.token_bytes != 1 && header.token_bytes != 2 && header.token_bytes != 4)
     damaged(path, str(header.token_bytes, " bytes a token"));
   const std::uint64_t limit = bytes.size();

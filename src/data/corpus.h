@@ -1,4 +1,5 @@
-// Tokenized text as a memory-mapped file (docs/formats/corpus.md), and how one is made from sources.
+// Tokenized text as a memory-mapped file (docs/formats/corpus.md), and how one is made from
+// sources.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -17,8 +18,8 @@ namespace tutti::data {
 
 using DocumentSink = std::function<void(std::string_view text)>;
 
-// Hands on each document of a source: a file (one document), a folder (each file below it, sorted by
-// path; names that start with '.' are left out), a .jsonl (the `text_field` of each line).
+// Hands on each document of a source: a file (one document), a folder (each file below it, sorted
+// by path; names that start with '.' are left out), a .jsonl (the `text_field` of each line).
 // WorldError: absent, unreadable, empty; not UTF-8 unless any_bytes (file and byte offset); a wrong
 // JSONL line (file:line).
 void for_each_document(const std::string& source, const std::string& text_field, bool any_bytes,
@@ -50,7 +51,7 @@ class Corpus {
   std::int64_t vocab() const { return vocab_; }
   const std::string& tokenizer_name() const { return tokenizer_name_; }
   const std::string& path() const { return path_; }
-  int token_bytes() const { return token_bytes_; }  // 1, 2 or 4
+  int token_bytes() const { return token_bytes_; }          // 1, 2 or 4
   std::uint64_t text_bytes() const { return text_bytes_; }  // of the text it was made from
 
  private:
@@ -84,8 +85,8 @@ TokenizeProgress tokenize_to_file(const std::vector<std::string>& sources,
 
 // A source as a corpus: a .tutti file is opened (WorldError if another tokenizer made it); all else
 // is tokenized once into `cache` (default: $TUTTI_CACHE, $XDG_CACHE_HOME/tutti or ~/.cache/tutti;
-// "" and no home: $TMPDIR) under the hash of (tokenizer, paths, sizes, times). Several processes may
-// ask at once: each writes aside and renames.
+// "" and no home: $TMPDIR) under the hash of (tokenizer, paths, sizes, times). Several processes
+// may ask at once: each writes aside and renames.
 Corpus open_source(const std::string& source, const Tokenizer& tokenizer,
                    const TokenizeOptions& options = {}, const fs::path& cache = {});
 

@@ -39,7 +39,8 @@ inline std::uint64_t chained_hash(std::span<const std::byte> bytes) {
 }
 
 inline std::uint64_t header_hash(const CorpusHeader& header) {
-  return hash64(std::as_bytes(std::span(&header, 1)).first(offsetof(CorpusHeader, header_checksum)));
+  return hash64(
+      std::as_bytes(std::span(&header, 1)).first(offsetof(CorpusHeader, header_checksum)));
 }
 
 // Where the document table starts: after the tokens, rounded up to 8.

@@ -52,8 +52,8 @@ class CorpusWriter {
 
   void finish() {
     if (!pending_.empty()) put_tokens(pending_);
-    const std::uint64_t padding = offsets_at(header_) - sizeof header_ -
-                                  header_.tokens * header_.token_bytes;
+    const std::uint64_t padding =
+        offsets_at(header_) - sizeof header_ - header_.tokens * header_.token_bytes;
     const std::uint64_t zero = 0;
     put(&zero, padding);
     put(offsets_.data(), offsets_.size() * 8);

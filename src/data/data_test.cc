@@ -40,7 +40,8 @@ bool has(const std::string& text, const std::string& part) {
 
 std::unique_ptr<Tokenizer> trained(std::int64_t vocab = 300) {
   TokenizerTrainer trainer({.vocab = vocab});
-  for (int i = 0; i < 20; ++i) trainer.add("the cat sat on the mat, the cat's hat: 12345 caf\xC3\xA9\n");
+  for (int i = 0; i < 20; ++i)
+    trainer.add("the cat sat on the mat, the cat's hat: 12345 caf\xC3\xA9\n");
   return parse_hugging_face_tokenizer(trainer.finish(), "trained");
 }
 
@@ -81,7 +82,8 @@ TEST_CASE("bytes and a trained tokenizer give the text back") {
   CHECK_FALSE(bytes->end_of_document());
   const auto bpe = trained();
   CHECK(bpe->end_of_document() == 0);
-  for (const std::string text : {"", " the  cat\n\n", "caf\xC3\xA9 \xF0\x9F\x98\x80 123456", "a<|endoftext|>b"})
+  for (const std::string text :
+       {"", " the  cat\n\n", "caf\xC3\xA9 \xF0\x9F\x98\x80 123456", "a<|endoftext|>b"})
     CHECK(bpe->decode(bpe->encode(text)) == text);
   CHECK(bpe->encode("<|endoftext|>") == Ids{0});
   CHECK(bpe->encode("the cat").size() < 4);
@@ -93,7 +95,8 @@ TEST_CASE("bytes and a trained tokenizer give the text back") {
 TEST_CASE("a stream never shows half a character") {
   const auto bpe = trained(257);
   const auto bytes = open_tokenizer("bytes");
-  const std::string text = "na\xC3\xAFve \xF0\x9F\x98\x80\xF0\x9F\x98\x80 and a longer tail of text, \xE4\xBD\xA0.";
+  const std::string text =
+      "na\xC3\xAFve \xF0\x9F\x98\x80\xF0\x9F\x98\x80 and a longer tail of text, \xE4\xBD\xA0.";
   for (const Tokenizer* tokenizer : {bpe.get(), bytes.get()}) {
     StreamDecoder stream(*tokenizer);
     std::string all;
@@ -110,7 +113,8 @@ TEST_CASE("a stream never shows half a character") {
 TEST_CASE("wrong tokenizers are refused by name") {
   TempFolder folder;
   CHECK(has(error_of<ConfigError>([] { open_tokenizer("/nowhere.json"); }), "/nowhere.json"));
-  CHECK(has(error_of<ConfigError>([&] { open_tokenizer(folder.path().string()); }), "folder without"));
+  CHECK(has(error_of<ConfigError>([&] { open_tokenizer(folder.path().string()); }),
+            "folder without"));
   const auto parse = [](const std::string& json) {
     return error_of<ConfigError>([&] { parse_hugging_face_tokenizer(json, "t.json"); });
   };
@@ -119,7 +123,8 @@ TEST_CASE("wrong tokenizers are refused by name") {
   CHECK(has(parse(R"({"normalizer":{"type":"BertNormalizer"},"model":{}})"), "BertNormalizer"));
   CHECK(has(parse(R"({"model":{"type":"BPE","vocab":{"a":0},"merges":["a b"]}})"), "merge 0"));
   CHECK(has(parse(R"({"model":{"type":"BPE","vocab":{"a":-1},"merges":[]}})"), "out of range"));
-  CHECK(has(error_of<ConfigError>([] { parse_sentencepiece("\x0A\xFFgarbage", "s.model"); }), "s.model"));
+  CHECK(has(error_of<ConfigError>([] { parse_sentencepiece("\x0A\xFFgarbage", "s.model"); }),
+            "s.model"));
   CHECK(has(error_of<ConfigError>([] { parse_sentencepiece("", "s.model"); }), "no pieces"));
   CHECK(has(error_of<ConfigError>([] { TokenizerTrainer({.vocab = 5, .split = "x"}); }), "gpt2"));
 }
@@ -146,12 +151,18 @@ TEST_CASE("sources: files, folders, JSONL, and what is wrong with them") {
   CHECK(has(fails("a.jsonl", "{\"text\":\"x\"}\n{oops\n"), "a.jsonl:2"));
   CHECK(has(fails("b.jsonl", "{\"words\":\"x\"}\n"), "b.jsonl:1: no text field \"text\""));
   CHECK(has(fails("c.jsonl", "[1]"), "not a JSON object"));
-  CHECK(has(error_of<WorldError>([&] { for_each_document((root / "none").string(), "text", false, {}); }), "none"));
+  CHECK(has(
+      error_of<WorldError>([&] { for_each_document((root / "none").string(), "text", false, {}); }),
+      "none"));
   make_folders(root / "void");
-  CHECK(has(error_of<WorldError>([&] { for_each_document((root / "void").string(), "text", false, {}); }), "no files"));
+  CHECK(has(
+      error_of<WorldError>([&] { for_each_document((root / "void").string(), "text", false, {}); }),
+      "no files"));
   if (::geteuid() != 0) {
     fs::permissions(root / "texts/1.txt", fs::perms::none);
-    CHECK(has(error_of<WorldError>([&] { for_each_document((root / "texts").string(), "text", false, {}); }), "1.txt"));
+    CHECK(has(error_of<WorldError>(
+                  [&] { for_each_document((root / "texts").string(), "text", false, {}); }),
+              "1.txt"));
   }
 }
 
@@ -173,9 +184,11 @@ TEST_CASE("a corpus file gives its tokens back and damage is found") {
   corpus.read(0, got);
   CHECK(got == want);
   CHECK(corpus.text_bytes() == 10);
-  CHECK(has(error_of<WorldError>([&] { open_source(file.string(), *open_tokenizer("bytes")); }), "another tokenizer"));
+  CHECK(has(error_of<WorldError>([&] { open_source(file.string(), *open_tokenizer("bytes")); }),
+            "another tokenizer"));
   const std::string sound = read_file(file);
-  for (const std::size_t at : {std::size_t{0}, std::size_t{16}, std::size_t{130}, sound.size() - 1}) {
+  for (const std::size_t at :
+       {std::size_t{0}, std::size_t{16}, std::size_t{130}, sound.size() - 1}) {
     std::string flipped = sound;
     flipped[at] ^= 4;
     write_file(file, flipped);
@@ -230,7 +243,8 @@ TEST_CASE("a blend keeps its shares at every length and repeats no block early")
   for (std::uint64_t p = 0; p < 9000; ++p) {
     const auto place = sampler.place(p);
     blocks[place.part].push_back(place.block);
-    CHECK(std::abs(static_cast<double>(blocks[0].size()) - 0.75 * static_cast<double>(p + 1)) <= 1.0);
+    CHECK(std::abs(static_cast<double>(blocks[0].size()) - 0.75 * static_cast<double>(p + 1)) <=
+          1.0);
   }
   CHECK(std::set(blocks[1].begin(), blocks[1].begin() + 20).size() == 20);
   CHECK(std::set(blocks[0].begin() + 10, blocks[0].begin() + 20).size() == 10);
@@ -249,7 +263,8 @@ TEST_CASE("documents are numbered and no target crosses an end") {
 }
 
 TEST_CASE("too short data and tokens beyond the vocabulary are errors") {
-  CHECK(has(error_of<ConfigError>([] { Sampler({whole(counting(8))}, {.sequence = 8}); }), "one sample needs 9"));
+  CHECK(has(error_of<ConfigError>([] { Sampler({whole(counting(8))}, {.sequence = 8}); }),
+            "one sample needs 9"));
   const Corpus corpus = Corpus::in_memory({1, 2, 300, 4}, {0, 4}, 256);
   const Sampler sampler({whole(corpus)}, {.sequence = 3, .shuffled = false});
   Ids inputs(3), targets(3);
@@ -259,7 +274,8 @@ TEST_CASE("too short data and tokens beyond the vocabulary are errors") {
 TEST_CASE("a dataset holds whole documents out and names all bad sources") {
   TempFolder folder;
   std::string lines;
-  for (int i = 0; i < 10; ++i) lines += "{\"text\":\"" + std::string(100, static_cast<char>('a' + i)) + "\"}\n";
+  for (int i = 0; i < 10; ++i)
+    lines += "{\"text\":\"" + std::string(100, static_cast<char>('a' + i)) + "\"}\n";
   write_file(folder.path() / "a.jsonl", lines);
   const auto bytes = open_tokenizer("bytes");
   recipe::Data data;

@@ -82,7 +82,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
 void HuggingFaceTokenizer::set_piece(std::int64_t id, const std::string& piece) {
   if (id < 0 || id >= max_id) throw ConfigError(str(name_, ": id ", id, " is out of range"));
-  if (pieces_.size() <= static_cast<std::size_t>(id)) pieces_.resize(static_cast<std::size_t>(id) + 1);
+  if (pieces_.size() <= static_cast<std::size_t>(id))
+    pieces_.resize(static_cast<std::size_t>(id) + 1);
   pieces_[static_cast<std::size_t>(id)] = piece;
   ids_[piece] = static_cast<std::int32_t>(id);
 }
@@ -116,13 +117,16 @@ void HuggingFaceTokenizer::read_model(const json& model) {
   for (const auto& [piece, id] : vocab.items()) {
     const auto value = id.get<std::int64_t>();
     set_piece(value, piece);
-    if (!byte_level_) words_[piece] = static_cast<std::int32_t>(value);
-    else if (from_byte_level(piece, bytes)) words_[bytes] = static_cast<std::int32_t>(value);
+    if (!byte_level_)
+      words_[piece] = static_cast<std::int32_t>(value);
+    else if (from_byte_level(piece, bytes))
+      words_[bytes] = static_cast<std::int32_t>(value);
   }
   for (unsigned byte = 0; byte < 256; ++byte) {
     static constexpr char hex[] = "0123456789ABCDEF";
-    const std::string piece = byte_level_ ? byte_level_alphabet()[byte]
-                                          : std::string("<0x") + hex[byte / 16] + hex[byte % 16] + ">";
+    const std::string piece = byte_level_
+                                  ? byte_level_alphabet()[byte]
+                                  : std::string("<0x") + hex[byte / 16] + hex[byte % 16] + ">";
     byte_ids_[byte] = id_of(piece).value_or(-1);
   }
   if (given(model, "unk_token")) unk_ = id_of(model.at("unk_token").get<std::string>());
@@ -195,7 +199,8 @@ void HuggingFaceTokenizer::read_post_processor(const json& part) {
 }
 
 void HuggingFaceTokenizer::choose_end(const std::string& eos) {
-  for (const char* usual : {"", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"}) {
+  for (const char* usual :
+       {"", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>"}) {
     end_ = id_of(*usual ? usual : eos);
     if (end_) return;
   }
@@ -244,7 +249,8 @@ std::vector<std::int32_t> HuggingFaceTokenizer::split_word(std::string_view word
   return ids;
 }
 
-void HuggingFaceTokenizer::encode_word(std::string_view word, std::vector<std::int32_t>& ids) const {
+void HuggingFaceTokenizer::encode_word(std::string_view word,
+                                       std::vector<std::int32_t>& ids) const {
   constexpr std::size_t max_word = 64, max_words = 1 << 16;
   const auto found = cache_.find(word);
   if (found != cache_.end()) {
@@ -289,8 +295,10 @@ std::vector<std::int32_t> HuggingFaceTokenizer::encode(std::string_view text) co
     inner.clear();
     normalized_added_.cut(normal, inner);
     for (const auto& part : inner) {
-      if (part.id >= 0) ids.push_back(part.id);
-      else encode_stretch(part.text, at_start && part.text.data() == normal.data(), ids);
+      if (part.id >= 0)
+        ids.push_back(part.id);
+      else
+        encode_stretch(part.text, at_start && part.text.data() == normal.data(), ids);
     }
   }
   return ids;
@@ -300,8 +308,8 @@ std::string HuggingFaceTokenizer::decode(std::span<const std::int32_t> ids) cons
   std::vector<std::string> tokens;
   for (const std::int32_t id : ids) {
     if (id < 0 || static_cast<std::size_t>(id) >= pieces_.size())
-      throw WorldError(str("token id ", id, " is beyond the vocabulary of ", pieces_.size(), " (",
-                           name_, ")"));
+      throw WorldError(
+          str("token id ", id, " is beyond the vocabulary of ", pieces_.size(), " (", name_, ")"));
     tokens.push_back(pieces_[static_cast<std::size_t>(id)]);
   }
   if (decoder_) tokens = decoder_(std::move(tokens));

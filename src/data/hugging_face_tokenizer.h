@@ -9,8 +9,8 @@
 
 namespace tutti::data {
 
-// `json`: the file's content; `name` is for messages; `eos`: the end-of-document piece if the caller
-// knows it (tokenizer_config.json), else "": the usual names are tried.
+// `json`: the file's content; `name` is for messages; `eos`: the end-of-document piece if the
+// caller knows it (tokenizer_config.json), else "": the usual names are tried.
 std::unique_ptr<Tokenizer> parse_hugging_face_tokenizer(std::string_view json,
                                                         const std::string& name,
                                                         const std::string& eos = "");

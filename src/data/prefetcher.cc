@@ -45,8 +45,10 @@ struct Prefetcher::State {
       std::unique_lock lock(mutex);
       changed.wait(lock, [&] { return stopping || ready.size() < depth; });
       if (stopping) return;
-      if (error) failure = error;
-      else ready.push_back(std::move(made));
+      if (error)
+        failure = error;
+      else
+        ready.push_back(std::move(made));
       changed.notify_all();
       if (error) return;
     }
@@ -73,9 +75,8 @@ Prefetcher::~Prefetcher() { stop(); }
 
 Batch Prefetcher::next() {
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] {
-    return !state_->ready.empty() || state_->failure || state_->stopping;
-  });
+  state_->changed.wait(
+      lock, [&] { return !state_->ready.empty() || state_->failure || state_->stopping; });
   if (state_->ready.empty() && state_->failure) std::rethrow_exception(state_->failure);
   TUTTI_ASSERT(!state_->ready.empty(), "next() after stop()");
   Batch batch = std::move(state_->ready.front());

@@ -10,7 +10,8 @@ namespace {
 
 // PCRE2's own \s has U+180E too, which is no white space since Unicode 6.3.
 constexpr const char* white_space =
-    "\\x{9}-\\x{d} \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
+    "\\x{9}-\\x{d} "
+    "\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
 
 std::string translate(const std::string& pattern) {
   std::string out;
@@ -24,9 +25,12 @@ std::string translate(const std::string& pattern) {
       continue;
     }
     const char escaped = pattern[++i];
-    if (escaped == 's') out += in_class ? white_space : str("[", white_space, "]");
-    else if (escaped == 'S' && !in_class) out += str("[^", white_space, "]");
-    else out += str('\\', escaped);
+    if (escaped == 's')
+      out += in_class ? white_space : str("[", white_space, "]");
+    else if (escaped == 'S' && !in_class)
+      out += str("[^", white_space, "]");
+    else
+      out += str('\\', escaped);
   }
   return out;
 }
@@ -54,7 +58,8 @@ Regex::Regex(const std::string& pattern) {
     throw ConfigError(str("regular expression ", pattern, ": ", reinterpret_cast<char*>(text)));
   }
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
-  code_ = std::shared_ptr<void>(code, [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
+  code_ =
+      std::shared_ptr<void>(code, [](void* p) { pcre2_code_free(static_cast<pcre2_code*>(p)); });
 }
 
 Regex Regex::literal(std::string_view text) {
@@ -79,8 +84,8 @@ void Regex::spans(std::string_view text, std::vector<Span>& out) const {
     if (rc < 0) {
       unsigned char what[256] = {};
       pcre2_get_error_message(rc, what, sizeof what);
-      throw WorldError(str("the tokenizer's pattern failed at byte ", at, ": ",
-                           reinterpret_cast<char*>(what)));
+      throw WorldError(
+          str("the tokenizer's pattern failed at byte ", at, ": ", reinterpret_cast<char*>(what)));
     }
     const PCRE2_SIZE* where = pcre2_get_ovector_pointer(match.data);
     if (where[0] > done) out.push_back({done, where[0], false});

@@ -129,7 +129,8 @@ void Sampler::fill(std::uint64_t position, std::span<std::int32_t> inputs,
   part.corpus.read(start, inputs);
   std::copy(inputs.begin() + 1, inputs.end(), targets.begin());
   targets.back() = part.corpus.token(start + sequence);
-  const auto vocab = static_cast<std::uint32_t>(std::min<std::int64_t>(part.corpus.vocab(), 1 << 30));
+  const auto vocab =
+      static_cast<std::uint32_t>(std::min<std::int64_t>(part.corpus.vocab(), 1 << 30));
   for (std::size_t i = 0; i <= sequence; ++i) {
     const std::int32_t id = i < sequence ? inputs[i] : targets.back();
     if (static_cast<std::uint32_t>(id) >= vocab)

@@ -1,9 +1,10 @@
-// Which tokens are sample `position` of a run: a pure function of (seed, position), so that workers,
-// accumulation and resumption cannot change it. The only state a checkpoint needs is the number of
-// samples already used.
+// Which tokens are sample `position` of a run: a pure function of (seed, position), so that
+// workers, accumulation and resumption cannot change it. The only state a checkpoint needs is the
+// number of samples already used.
 //
-// A sample is sequence+1 neighbouring tokens of one corpus, block k = [k*seq, k*seq+seq]; inputs are
-// the first seq, targets the last seq (neighbouring blocks share a token). B = (tokens-1) / seq.
+// A sample is sequence+1 neighbouring tokens of one corpus, block k = [k*seq, k*seq+seq]; inputs
+// are the first seq, targets the last seq (neighbouring blocks share a token). B = (tokens-1) /
+// seq.
 //   sequential  sample p of a corpus is block p mod B
 //   shuffled    epoch e = p / B visits block Permutation_e(p mod B): each once an epoch
 // A blend takes at each position the corpus whose share lags most behind its weight (ties: the
@@ -48,8 +49,8 @@ class Sampler {
   Sampler(std::vector<Part> parts, const SamplerOptions& options);
 
   // Sample `position` >= 0 into rows of `sequence` values. documents: 0, 1, ... the document within
-  // the sample that each input belongs to (all 0 without document_mask); targets across a document's
-  // end are no_target with document_mask. `documents` may be empty.
+  // the sample that each input belongs to (all 0 without document_mask); targets across a
+  // document's end are no_target with document_mask. `documents` may be empty.
   void fill(std::uint64_t position, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
             std::span<std::int32_t> documents = {}) const;
 

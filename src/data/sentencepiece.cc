@@ -33,7 +33,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     return ids;
   }
   std::string decode(std::span<const std::int32_t> ids) const override;
-  std::int64_t vocab_size() const override { return static_cast<std::int64_t>(model_.pieces.size()); }
+  std::int64_t vocab_size() const override {
+    return static_cast<std::int64_t>(model_.pieces.size());
+  }
   std::optional<std::int32_t> end_of_document() const override {
     if (model_.eos_id < 0) return std::nullopt;
     return model_.eos_id;
@@ -158,7 +160,9 @@ std::vector<Segment> SentencePieceTokenizer::bpe(std::string_view text) const {
   symbols.back().next = -1;
   std::priority_queue<Pair> agenda;
   StringMap<std::size_t> parts;
-  const auto symbol = [&](std::int32_t i) -> Symbol& { return symbols[static_cast<std::size_t>(i)]; };
+  const auto symbol = [&](std::int32_t i) -> Symbol& {
+    return symbols[static_cast<std::size_t>(i)];
+  };
   const auto offer = [&](std::int32_t left, std::int32_t right) {
     if (left < 0 || right < 0 || symbol(left).frozen || symbol(right).frozen) return;
     const std::string_view whole(symbol(left).text.data(),

@@ -1,5 +1,6 @@
-// SentencePiece models (Kudo and Richardson 2018): unigram and BPE, with byte fallback, user-defined
-// pieces and the precompiled normaliser. The protobuf and the double-array trie are read by hand.
+// SentencePiece models (Kudo and Richardson 2018): unigram and BPE, with byte fallback,
+// user-defined pieces and the precompiled normaliser. The protobuf and the double-array trie are
+// read by hand.
 #pragma once
 #include <memory>
 #include <string>

@@ -21,11 +21,20 @@ class Message {
     number = 0;
     text = {};
     switch (tag & 7) {
-      case 0: number = varint(); break;
-      case 1: take(8); break;
-      case 2: text = take(varint()); break;
-      case 5: text = take(4); break;
-      default: damaged();
+      case 0:
+        number = varint();
+        break;
+      case 1:
+        take(8);
+        break;
+      case 2:
+        text = take(varint());
+        break;
+      case 5:
+        text = take(4);
+        break;
+      default:
+        damaged();
     }
     return true;
   }
@@ -77,16 +86,30 @@ SentencePieceModel::Piece read_piece(Message message) {
 void read_trainer(Message message, SentencePieceModel& model) {
   while (message.next()) {
     switch (message.field) {
-      case 3: model.kind = message.integer(); break;
-      case 24:
-        if (message.number) throw ConfigError("SentencePiece: treat_whitespace_as_suffix is not supported");
+      case 3:
+        model.kind = message.integer();
         break;
-      case 35: model.byte_fallback = message.number != 0; break;
-      case 40: model.unk_id = message.integer(); break;
-      case 41: model.bos_id = message.integer(); break;
-      case 42: model.eos_id = message.integer(); break;
-      case 44: model.unk_surface = message.text; break;
-      default: break;
+      case 24:
+        if (message.number)
+          throw ConfigError("SentencePiece: treat_whitespace_as_suffix is not supported");
+        break;
+      case 35:
+        model.byte_fallback = message.number != 0;
+        break;
+      case 40:
+        model.unk_id = message.integer();
+        break;
+      case 41:
+        model.bos_id = message.integer();
+        break;
+      case 42:
+        model.eos_id = message.integer();
+        break;
+      case 44:
+        model.unk_surface = message.text;
+        break;
+      default:
+        break;
     }
   }
 }
@@ -117,7 +140,8 @@ void check(const SentencePieceModel& model, const std::string& name) {
   if (model.charsmap.empty()) return;
   if (model.charsmap.size() < 4) wrong("normaliser cut short");
   std::memcpy(&trie, model.charsmap.data(), 4);
-  if (trie % 4 != 0 || trie < 4 || trie > model.charsmap.size() - 4 || model.charsmap.back() != '\0')
+  if (trie % 4 != 0 || trie < 4 || trie > model.charsmap.size() - 4 ||
+      model.charsmap.back() != '\0')
     wrong("normaliser damaged");
 }
 
@@ -166,7 +190,8 @@ SentencePieceModel parse_sentencepiece_model(std::string_view content, const std
 void PieceTrie::add(std::string_view text, std::int32_t id) {
   std::uint64_t node = 0;
   for (const char c : text) {
-    const auto [next, fresh] = next_.try_emplace(node << 8 | static_cast<unsigned char>(c), ids_.size());
+    const auto [next, fresh] =
+        next_.try_emplace(node << 8 | static_cast<unsigned char>(c), ids_.size());
     if (fresh) ids_.push_back(-1);
     node = next->second;
   }
@@ -203,13 +228,16 @@ std::string normalize_sentencepiece(const SentencePieceModel& model, const Piece
     std::string_view part = step(length);
     while (after_space && part.starts_with(' ')) part.remove_prefix(1);
     for (const char c : part) {
-      if (c == ' ') out += space;
-      else out += c;
+      if (c == ' ')
+        out += space;
+      else
+        out += c;
     }
     if (!part.empty()) after_space = part.ends_with(' ');
     if (!model.remove_extra_whitespaces) after_space = false;
   }
-  while (model.remove_extra_whitespaces && out.ends_with(space)) out.resize(out.size() - space.size());
+  while (model.remove_extra_whitespaces && out.ends_with(space))
+    out.resize(out.size() - space.size());
   return out;
 }
 

@@ -94,12 +94,13 @@ void settle(std::vector<Span>& spans, Behavior behavior) {
   bool previous = false;
   for (const Span& span : spans) {
     const bool join =
-        !out.empty() &&
-        ((behavior == Behavior::contiguous && span.match == previous) ||
-         (behavior == Behavior::with_previous && span.match && !previous) ||
-         (behavior == Behavior::with_next && !span.match && previous));
-    if (join) out.back().end = span.end;
-    else if (behavior != Behavior::removed || !span.match) out.push_back(span);
+        !out.empty() && ((behavior == Behavior::contiguous && span.match == previous) ||
+                         (behavior == Behavior::with_previous && span.match && !previous) ||
+                         (behavior == Behavior::with_next && !span.match && previous));
+    if (join)
+      out.back().end = span.end;
+    else if (behavior != Behavior::removed || !span.match)
+      out.push_back(span);
     previous = span.match;
   }
   spans = std::move(out);
@@ -145,8 +146,7 @@ PreTokenizer metaspace(const Part& part) {
   const std::string scheme = part.value("prepend_scheme", "always");
   const Regex space = Regex::literal(" ");
   PreTokenizer split;
-  if (part.value("split", true))
-    split = splitter(Regex::literal(mark), Behavior::with_next, false);
+  if (part.value("split", true)) split = splitter(Regex::literal(mark), Behavior::with_next, false);
   return [=](Pieces& pieces) {
     for (std::size_t i = 0; i < pieces.views.size(); ++i) {
       std::string text = space.replace(pieces.views[i], mark);
@@ -168,15 +168,15 @@ PreTokenizer make_pre_tokenizer(const Part& part, bool* is_byte_level) {
   if (type == "ByteLevel") return *is_byte_level = true, byte_level(part);
   if (type == "Metaspace") return metaspace(part);
   if (type == "Split")
-    return splitter(pattern_of(part), behavior_of(part.at("behavior")), part.value("invert", false));
+    return splitter(pattern_of(part), behavior_of(part.at("behavior")),
+                    part.value("invert", false));
   if (type == "Digits")
-    return splitter(Regex("\\p{N}"),
-                    part.value("individual_digits", false) ? Behavior::isolated
-                                                           : Behavior::contiguous,
-                    false);
+    return splitter(
+        Regex("\\p{N}"),
+        part.value("individual_digits", false) ? Behavior::isolated : Behavior::contiguous, false);
   if (type == "Punctuation")
-    return splitter(Regex("[\\p{P}!-/:-@\\[-`{-~]"), behavior_of(part.value("behavior", "Isolated")),
-                    false);
+    return splitter(Regex("[\\p{P}!-/:-@\\[-`{-~]"),
+                    behavior_of(part.value("behavior", "Isolated")), false);
   if (type == "WhitespaceSplit") return splitter(Regex("\\s"), Behavior::removed, false);
   if (type != "Sequence") unsupported("pre-tokenizer", type);
   std::vector<PreTokenizer> steps;

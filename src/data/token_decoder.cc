@@ -55,7 +55,8 @@ Tokens decode_byte_fallback(const Tokens& tokens) {
   const auto flush = [&] {
     if (run.empty()) return;
     std::string text;
-    if (lossy_utf8(run) == run) text = run;
+    if (lossy_utf8(run) == run)
+      text = run;
     else
       for (std::size_t i = 0; i < run.size(); ++i) text += "\xEF\xBF\xBD";
     out.push_back(text);
@@ -126,8 +127,9 @@ TokenDecoder make_token_decoder(const Part& part) {
   if (type == "Metaspace") return metaspace_decoder(part);
   if (type == "Replace") {
     const Part& pattern = part.at("pattern");
-    const Regex regex = pattern.contains("Regex") ? Regex(pattern.at("Regex").get<std::string>())
-                                                  : Regex::literal(pattern.at("String").get<std::string>());
+    const Regex regex = pattern.contains("Regex")
+                            ? Regex(pattern.at("Regex").get<std::string>())
+                            : Regex::literal(pattern.at("String").get<std::string>());
     return [regex, by = part.at("content").get<std::string>()](Tokens tokens) {
       for (std::string& token : tokens) token = regex.replace(token, by);
       return tokens;

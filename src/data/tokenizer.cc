@@ -68,8 +68,9 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& spec) {
   fs::path path = spec;
   if (fs::is_directory(path)) path = in_folder(path);
   if (!fs::exists(path))
-    throw ConfigError({{"data.tokenizer", "", spec, "is no file or folder",
-                        "\"bytes\", a tokenizer.json, a folder with one, or a SentencePiece .model"}});
+    throw ConfigError(
+        {{"data.tokenizer", "", spec, "is no file or folder",
+          "\"bytes\", a tokenizer.json, a folder with one, or a SentencePiece .model"}});
   const std::string content = read_file(path);
   if (path.extension() == ".model") return parse_sentencepiece(content, path.string());
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");

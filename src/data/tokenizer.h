@@ -19,7 +19,8 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
 
   // No special tokens are put around the text; special tokens written in it are recognised (as the
-  // `tokenizers` library does). `text` must be UTF-8, save for "bytes": WorldError names the offset.
+  // `tokenizers` library does). `text` must be UTF-8, save for "bytes": WorldError names the
+  // offset.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
   // encode() with what the file's post-processor adds (Llama's <s>, SentencePiece's bos).
   virtual std::vector<std::int32_t> encode_with_special(std::string_view text) const {
@@ -43,8 +44,8 @@ class Tokenizer {
 // ConfigError names parts of the file that are not supported, and what is wrong with a bad file.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& spec);
 
-// Ids one at a time to text, for streaming: push() returns the text that is certain by now and never
-// half a UTF-8 sequence; all pushes and finish() together give decode(all ids).
+// Ids one at a time to text, for streaming: push() returns the text that is certain by now and
+// never half a UTF-8 sequence; all pushes and finish() together give decode(all ids).
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}

@@ -31,9 +31,9 @@ void check(const TrainerOptions& options) {
     wrong.push_back({"split", "", options.split, "must be gpt2, llama3 or qwen", ""});
   const auto least = static_cast<std::int64_t>(256 + options.special.size());
   if (options.vocab < least || options.vocab > 1 << 20)
-    wrong.push_back({"vocab", "", str(options.vocab),
-                     str("must be between ", least, " (256 bytes and the special tokens) and ", 1 << 20),
-                     ""});
+    wrong.push_back(
+        {"vocab", "", str(options.vocab),
+         str("must be between ", least, " (256 bytes and the special tokens) and ", 1 << 20), ""});
   std::set<std::string> seen;
   for (const std::string& piece : options.special)
     if (piece.empty() || !seen.insert(piece).second)
@@ -44,8 +44,10 @@ void check(const TrainerOptions& options) {
 using Pair = std::pair<std::int32_t, std::int32_t>;
 struct PairHash {
   std::size_t operator()(const Pair& pair) const {
-    return (static_cast<std::uint64_t>(pair.first) << 32 | static_cast<std::uint32_t>(pair.second)) *
-           0x9E3779B97F4A7C15ull >> 7;
+    return (static_cast<std::uint64_t>(pair.first) << 32 |
+            static_cast<std::uint32_t>(pair.second)) *
+               0x9E3779B97F4A7C15ull >>
+           7;
   }
 };
 struct Word {
@@ -104,7 +106,8 @@ class PairCounts {
   void merge_in(Word& word, std::size_t index, const Pair& pair, std::int32_t id,
                 std::set<Pair>& grown) {
     std::vector<std::int32_t>& ids = word.ids;
-    for (std::size_t i = 0; i + 1 < ids.size(); ++i) change({ids[i], ids[i + 1]}, -word.count, index);
+    for (std::size_t i = 0; i + 1 < ids.size(); ++i)
+      change({ids[i], ids[i + 1]}, -word.count, index);
     std::size_t kept = 0;
     for (std::size_t i = 0; i < ids.size(); ++kept) {
       const bool here = i + 1 < ids.size() && ids[i] == pair.first && ids[i + 1] == pair.second;
@@ -127,10 +130,17 @@ class PairCounts {
 Json describe(const TrainerOptions& options, const Json& vocab, const Json& merges) {
   Json added = Json::array();
   for (std::size_t i = 0; i < options.special.size(); ++i)
-    added.push_back({{"id", i}, {"content", options.special[i]}, {"single_word", false},
-                     {"lstrip", false}, {"rstrip", false}, {"normalized", false}, {"special", true}});
-  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false},
-                           {"trim_offsets", true}, {"use_regex", false}};
+    added.push_back({{"id", i},
+                     {"content", options.special[i]},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
+  const Json byte_level = {{"type", "ByteLevel"},
+                           {"add_prefix_space", false},
+                           {"trim_offsets", true},
+                           {"use_regex", false}};
   const Json split = {{"type", "Split"},
                       {"pattern", {{"Regex", pattern_named(options.split)}}},
                       {"behavior", "Isolated"},
@@ -145,10 +155,16 @@ Json describe(const TrainerOptions& options, const Json& vocab, const Json& merg
           {"post_processor", nullptr},
           {"decoder", byte_level},
           {"model",
-           {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false}, {"byte_fallback", false}, {"ignore_merges", false},
-            {"vocab", vocab}, {"merges", merges}}}};
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"ignore_merges", false},
+            {"vocab", vocab},
+            {"merges", merges}}}};
 }
 
 }  // namespace
@@ -175,8 +191,10 @@ void TokenizerTrainer::add(std::string_view text) {
   for (const Span& span : spans) {
     const std::string_view word = text.substr(span.first, span.end - span.first);
     const auto found = state_->counts.find(word);
-    if (found != state_->counts.end()) ++found->second;
-    else state_->counts.emplace(std::string(word), 1);
+    if (found != state_->counts.end())
+      ++found->second;
+    else
+      state_->counts.emplace(std::string(word), 1);
   }
 }
 
@@ -209,7 +227,8 @@ std::string TokenizerTrainer::finish() {
     pairs.merge(pair, entry->second);
     if (fresh) pieces.push_back(std::move(whole));
     const std::int64_t done = static_cast<std::int64_t>(merges.size());
-    if (options.progress && (done % 256 == 0 || size() == options.vocab)) options.progress(done, total);
+    if (options.progress && (done % 256 == 0 || size() == options.vocab))
+      options.progress(done, total);
   }
   // An ordered object is searched from its front at every insertion by name; a text is not.
   std::string vocab = "{";

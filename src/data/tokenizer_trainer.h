@@ -1,6 +1,6 @@
-// Learns a byte-level BPE vocabulary (Sennrich et al. 2016, "Neural machine translation of rare words
-// with subword units") and writes it as a tokenizer.json that the `tokenizers` library loads too and
-// for which it gives the same ids.
+// Learns a byte-level BPE vocabulary (Sennrich et al. 2016, "Neural machine translation of rare
+// words with subword units") and writes it as a tokenizer.json that the `tokenizers` library loads
+// too and for which it gives the same ids.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,8 +12,8 @@
 namespace tutti::data {
 
 struct TrainerOptions {
-  std::int64_t vocab = 4096;    // ids in all: 256 bytes + special + merges; at least 256 + special
-  std::string split = "llama3"; // gpt2 | llama3 | qwen: the pattern that cuts text into words
+  std::int64_t vocab = 4096;     // ids in all: 256 bytes + special + merges; at least 256 + special
+  std::string split = "llama3";  // gpt2 | llama3 | qwen: the pattern that cuts text into words
   std::vector<std::string> special = {"<|endoftext|>"};  // ids 0, 1, ...; the first ends documents
   std::int64_t min_frequency = 2;                        // of a merged pair
   std::function<void(std::int64_t done, std::int64_t total)> progress = {};  // merges; may be empty

@@ -15,7 +15,8 @@ void append_utf8(std::string& out, char32_t c) {
   if (c < 0x80) return put(c);
   if (c < 0x800) return put(0xC0 | (c >> 6)), put(0x80 | (c & 63));
   if (c < 0x10000) return put(0xE0 | (c >> 12)), put(0x80 | (c >> 6 & 63)), put(0x80 | (c & 63));
-  put(0xF0 | (c >> 18)), put(0x80 | (c >> 12 & 63)), put(0x80 | (c >> 6 & 63)), put(0x80 | (c & 63));
+  put(0xF0 | (c >> 18)), put(0x80 | (c >> 12 & 63)), put(0x80 | (c >> 6 & 63)),
+      put(0x80 | (c & 63));
 }
 
 char32_t decode_utf8(std::string_view text, std::size_t at, std::size_t& length) {
@@ -23,7 +24,8 @@ char32_t decode_utf8(std::string_view text, std::size_t at, std::size_t& length)
   length = utf8_length(lead);
   if (length == 1) return lead;
   char32_t c = lead & (0x7Fu >> length);
-  for (std::size_t i = 1; i < length; ++i) c = c << 6 | (static_cast<unsigned char>(text[at + i]) & 63u);
+  for (std::size_t i = 1; i < length; ++i)
+    c = c << 6 | (static_cast<unsigned char>(text[at + i]) & 63u);
   return c;
 }
 
@@ -56,8 +58,10 @@ std::string lossy_utf8(std::string_view bytes) {
   for (std::size_t at = 0; at < bytes.size();) {
     bool whole = false;
     const std::size_t length = well_formed_prefix(bytes, at, &whole);
-    if (whole) out += bytes.substr(at, length);
-    else out += "\xEF\xBF\xBD";
+    if (whole)
+      out += bytes.substr(at, length);
+    else
+      out += "\xEF\xBF\xBD";
     at += length > 0 ? length : 1;
   }
   return out;

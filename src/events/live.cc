@@ -20,7 +20,8 @@ std::string number(const char* format, double value) {
 std::string eta(const LiveState& state, double now) {
   const double done = static_cast<double>(state.step - state.first_step);
   if (state.total <= 0 || done < 1) return "";
-  return human_seconds((now - state.started) / done * static_cast<double>(state.total - state.step));
+  return human_seconds((now - state.started) / done *
+                       static_cast<double>(state.total - state.step));
 }
 
 std::string painted(const std::string& text, const char* code, bool color) {
@@ -58,11 +59,13 @@ std::string plain_line(const LiveState& state, double now) {
 std::vector<std::string> render(const LiveState& state, int width, bool color, double now) {
   std::vector<std::string> lines;
   const std::size_t bar = static_cast<std::size_t>(std::clamp(width - 32, 8, 60));
-  const double share = state.total > 0 ? static_cast<double>(state.step) / static_cast<double>(state.total) : 0;
+  const double share =
+      state.total > 0 ? static_cast<double>(state.step) / static_cast<double>(state.total) : 0;
   const auto full = static_cast<std::size_t>(share * static_cast<double>(bar));
   std::string filled, rest;
   for (std::size_t i = 0; i < bar; ++i) (i < full ? filled : rest) += i < full ? "━" : "─";
-  std::string head = painted(filled, "36", color) + painted(rest, "90", color) + str(" ", state.step);
+  std::string head =
+      painted(filled, "36", color) + painted(rest, "90", color) + str(" ", state.step);
   if (state.total > 0) head += str("/", state.total) + number(" %.0f%%", 100 * share);
   const std::string left = eta(state, now);
   if (!left.empty() && width >= 60) head += "  " + left;
@@ -77,7 +80,8 @@ std::vector<std::string> render(const LiveState& state, int width, bool color, d
   std::string workers;
   for (std::size_t rank = 0; rank < state.steps.size(); ++rank) {
     const double busy = state.steps[rank] > 0 ? 1 - state.waits[rank] / state.steps[rank] : 0;
-    const std::string item = str(rank ? "  " : "", "rank ", rank) + number(" %.0f%% busy", 100 * busy);
+    const std::string item =
+        str(rank ? "  " : "", "rank ", rank) + number(" %.0f%% busy", 100 * busy);
     if (workers.size() + item.size() > static_cast<std::size_t>(width)) break;
     workers += item;
   }
@@ -126,8 +130,8 @@ void LiveView::take(const Json& record, std::size_t rank) {
     state_.total = data.value("total_steps", std::int64_t{0});
     state_.started = clock_.now();
     say(str(human_count(data.value("parameters", 0.0)), " parameters, ", data.value("workers", 1),
-            " workers x ", data.value("threads", 1), " threads, ", data.value("transport", ""), ", ",
-            data.value("precision", "")));
+            " workers x ", data.value("threads", 1), " threads, ", data.value("transport", ""),
+            ", ", data.value("precision", "")));
   } else if (name == "warning") {
     say(str("step ", state_.step, ": ", data.value("text", "")));
   }

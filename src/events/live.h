@@ -40,9 +40,9 @@ class LiveView {
  public:
   LiveView(const LiveOptions& options, const RunFolder& run, int workers, std::ostream& out,
            const Clock& clock);
-  void tick();                          // looks for news; draws if there are
-  void say(const std::string& line);    // above the view
-  void finish(const Json& summary);     // the last words; with json, the summary object on a line
+  void tick();                        // looks for news; draws if there are
+  void say(const std::string& line);  // above the view
+  void finish(const Json& summary);   // the last words; with json, the summary object on a line
 
  private:
   void take(const Json& record, std::size_t rank);

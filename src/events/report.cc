@@ -28,8 +28,10 @@ Json thinned(const Points& points) {
   const std::size_t stretches = most_points / 2;
   for (std::size_t i = 0; i < stretches; ++i) {
     const auto first = points.begin() + static_cast<std::ptrdiff_t>(i * points.size() / stretches);
-    const auto end = points.begin() + static_cast<std::ptrdiff_t>((i + 1) * points.size() / stretches);
-    auto [low, high] = std::minmax_element(first, end, [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto end =
+        points.begin() + static_cast<std::ptrdiff_t>((i + 1) * points.size() / stretches);
+    auto [low, high] = std::minmax_element(
+        first, end, [](const auto& a, const auto& b) { return a.second < b.second; });
     if (high < low) std::swap(low, high);
     add(*low);
     if (high != low) add(*high);
@@ -80,11 +82,11 @@ void write_report(const RunFolder& run) {
   Json data = {{"name", run.path().filename().string()}};
   const std::string summary = text_of(run.summary());
   data["summary"] = summary.empty() ? Json::object() : parse_json(summary, run.summary().string());
-  data["subtitle"] = str(data["summary"].contains("parameters")
-                             ? human_count(data["summary"]["parameters"].get<double>()) + " parameters, "
-                             : "",
-                         data["summary"].value("workers", 1), " workers, ",
-                         iso_time(wall_seconds()).substr(0, 10));
+  data["subtitle"] = str(
+      data["summary"].contains("parameters")
+          ? human_count(data["summary"]["parameters"].get<double>()) + " parameters, "
+          : "",
+      data["summary"].value("workers", 1), " workers, ", iso_time(wall_seconds()).substr(0, 10));
   Json series = Json::object();
   for (const auto& [name, points] : first.series) series[name] = thinned(points);
   data["series"] = series;
@@ -100,7 +102,8 @@ void write_report(const RunFolder& run) {
   data["recipe"] = text_of(run.recipe());
 
   std::string json = data.dump(-1, ' ', false, Json::error_handler_t::replace);
-  for (std::size_t at = 0; (at = json.find('<', at)) != std::string::npos;)  // No markup can begin in it.
+  for (std::size_t at = 0;
+       (at = json.find('<', at)) != std::string::npos;)  // No markup can begin in it.
     json.replace(at, 1, "\\u003c");
   std::string page = report_page;
   const std::string place = "@DATA@";

@@ -17,12 +17,12 @@ struct Job {
   std::vector<std::string> args;
   std::vector<std::pair<std::string, std::string>> env;  // for every worker
   int workers = 1;
-  int threads = 0;        // a worker; 0: cores / workers, at least 1
-  bool pin = true;        // to own cores, where workers x threads fit the machine
-  fs::path log_folder;    // rank-000.log ... : what each worker wrote, appended
-  double grace = 5;       // seconds from SIGTERM to SIGKILL, after another worker failed
+  int threads = 0;               // a worker; 0: cores / workers, at least 1
+  bool pin = true;               // to own cores, where workers x threads fit the machine
+  fs::path log_folder;           // rank-000.log ... : what each worker wrote, appended
+  double grace = 5;              // seconds from SIGTERM to SIGKILL, after another worker failed
   double interrupt_grace = 120;  // the same after SIGINT or SIGTERM to us: workers save first
-  int tail_lines = 20;    // shown of a failed worker's output
+  int tail_lines = 20;           // shown of a failed worker's output
 };
 
 struct Hooks {

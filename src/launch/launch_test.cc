@@ -78,8 +78,10 @@ const std::string polite =
     "while :; do sleep 0.02; done";
 
 TEST_CASE("each worker knows its place; outputs lie in logs") {
-  Bench bench("echo $TUTTI_RANK/$TUTTI_LOCAL_RANK/$TUTTI_WORLD_SIZE $OMP_NUM_THREADS; echo e >&2;"
-              "test -d $TUTTI_RENDEZVOUS && touch $TUTTI_RENDEZVOUS/mine", 3);
+  Bench bench(
+      "echo $TUTTI_RANK/$TUTTI_LOCAL_RANK/$TUTTI_WORLD_SIZE $OMP_NUM_THREADS; echo e >&2;"
+      "test -d $TUTTI_RENDEZVOUS && touch $TUTTI_RENDEZVOUS/mine",
+      3);
   bench.job.threads = 2;
   int ticks = 0;
   bench.hooks.tick = [&] { ++ticks; };
@@ -99,9 +101,11 @@ TEST_CASE("nothing is left where the ranks met") {
 }
 
 TEST_CASE("a failing worker: its last lines with its rank, the others ended, its code") {
-  Bench bench("if [ $TUTTI_RANK = 1 ]; then "
-              "until [ -s $DIR/pid0 ]; do sleep 0.01; done; "
-              "for i in 1 2 3 4 5; do echo line $i; done; exit 70; fi; " + polite);
+  Bench bench(
+      "if [ $TUTTI_RANK = 1 ]; then "
+      "until [ -s $DIR/pid0 ]; do sleep 0.01; done; "
+      "for i in 1 2 3 4 5; do echo line $i; done; exit 70; fi; " +
+      polite);
   bench.job.tail_lines = 3;
   const Outcome outcome = bench.run();
   CHECK(outcome.exit_code == 70);
@@ -115,24 +119,26 @@ TEST_CASE("a failing worker: its last lines with its rank, the others ended, its
 }
 
 TEST_CASE("exit codes pass through or become 1") {
-  for (auto [code, expected] : {std::pair{0, 0}, {1, 1}, {2, 2}, {3, 1}, {70, 70}, {127, 1},
-                                {130, 130}}) {
+  for (auto [code, expected] :
+       {std::pair{0, 0}, {1, 1}, {2, 2}, {3, 1}, {70, 70}, {127, 1}, {130, 130}}) {
     CHECK(Bench(str("exit ", code), 1).run().exit_code == expected);
   }
 }
 
 TEST_CASE("killed by SIGKILL: the cause is told, not the peers' consequences") {
-  Bench bench("echo $$ > $DIR/pid$TUTTI_RANK; if [ $TUTTI_RANK = 0 ]; then "
-              "until [ -s $DIR/pid1 ]; do sleep 0.01; done; p=$(cat $DIR/pid1); kill -9 $p; "
-              "echo lost rank 1; exit 1; fi; sleep 60");
+  Bench bench(
+      "echo $$ > $DIR/pid$TUTTI_RANK; if [ $TUTTI_RANK = 0 ]; then "
+      "until [ -s $DIR/pid1 ]; do sleep 0.01; done; p=$(cat $DIR/pid1); kill -9 $p; "
+      "echo lost rank 1; exit 1; fi; sleep 60");
   const Outcome outcome = bench.run();
   CHECK(outcome.exit_code == 1);
   CHECK(outcome.reason == "rank 1: killed by signal 9 (Killed)");
 }
 
 TEST_CASE("a stubborn worker is killed after the grace") {
-  Bench bench("if [ $TUTTI_RANK = 1 ]; then until [ -s $DIR/pid0 ]; do sleep 0.01; done; exit 2; fi;"
-              " trap '' TERM; echo $$ > $DIR/pid0; while :; do sleep 0.02; done");
+  Bench bench(
+      "if [ $TUTTI_RANK = 1 ]; then until [ -s $DIR/pid0 ]; do sleep 0.01; done; exit 2; fi;"
+      " trap '' TERM; echo $$ > $DIR/pid0; while :; do sleep 0.02; done");
   bench.job.grace = 0.3;
   const double start = real_clock().now();
   const Outcome outcome = bench.run();

@@ -44,7 +44,7 @@ Worker start_worker(const Job& job, int rank, int threads, const std::vector<int
   const fs::path log = log_path(job.log_folder, rank);
   const int output = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (output < 0) throw WorldError(str("cannot write ", log.string(), ": ", errno_text()));
-  struct stat info {};
+  struct stat info{};
   ::fstat(output, &info);
   ProcessSpec spec{job.program, job.args, job.env, output, cores};
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
@@ -70,8 +70,8 @@ Worker start_worker(const Job& job, int rank, int threads, const std::vector<int
 }
 
 // Which of several ends seen together was the cause and not the consequence: peers of a lost worker
-// end with 1 (and may be seen first: the kernel takes a while to bury a large process) or, asked to,
-// with 130.
+// end with 1 (and may be seen first: the kernel takes a while to bury a large process) or, asked
+// to, with 130.
 int gravity(const ProcessEnd& end) {
   if (end.signal != 0) return 4;
   if (end.code == exit_bug) return 3;
@@ -153,9 +153,8 @@ class Run {
   void decide() {
     if (suspects_.empty() || failed_) return;
     const auto first =
-        std::max_element(suspects_.begin(), suspects_.end(), [](Worker* a, Worker* b) {
-          return gravity(*a->end) < gravity(*b->end);
-        });
+        std::max_element(suspects_.begin(), suspects_.end(),
+                         [](Worker* a, Worker* b) { return gravity(*a->end) < gravity(*b->end); });
     const bool clear = gravity(*(*first)->end) > 1 || living() == 0;
     if (clear || real_clock().now() >= decide_at_) fail(**first);
   }
@@ -174,8 +173,8 @@ class Run {
     for (const std::string& line : tail_of(worker.log, worker.log_start, job_.tail_lines)) {
       say(str("rank ", worker.rank, " | ", line));
     }
-    say(str(outcome_.reason, living() > 0 ? "; ending the other workers" : "", " (all output: ",
-            worker.log.string(), ")"));
+    say(str(outcome_.reason, living() > 0 ? "; ending the other workers" : "",
+            " (all output: ", worker.log.string(), ")"));
     stop_all(job_.grace);
   }
 
@@ -229,7 +228,7 @@ class Run {
   const Job& job_;
   const Hooks& hooks_;
   SignalCatcher signals_;
-  MeetingPlace meeting_;         // after the workers' end: members are destroyed in reverse
+  MeetingPlace meeting_;  // after the workers' end: members are destroyed in reverse
   std::vector<Worker> workers_;
   std::vector<Worker*> suspects_;  // failed, in the order seen, while it is open who was first
   double decide_at_ = 0;

@@ -24,9 +24,8 @@ std::vector<std::string> tail_of(const fs::path& path, std::uint64_t start, int 
   std::string text(size - start, '\0');
   in.seekg(static_cast<std::streamoff>(start));
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  std::erase_if(text, [](char c) {
-    return static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t';
-  });
+  std::erase_if(
+      text, [](char c) { return static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t'; });
   if (!text.empty() && text.back() == '\n') text.pop_back();
   std::vector<std::string> lines = split(text, '\n');
   const std::size_t wanted = static_cast<std::size_t>(std::max(count, 0));

@@ -1,6 +1,6 @@
-// Where the ranks of a local job meet: a private folder in memory (/dev/shm, else $TMPDIR) for their
-// shared-memory files and sockets. It is removed with all that is in it by the destructor; should
-// the owner be killed, by the next MeetingPlace of the same user.
+// Where the ranks of a local job meet: a private folder in memory (/dev/shm, else $TMPDIR) for
+// their shared-memory files and sockets. It is removed with all that is in it by the destructor;
+// should the owner be killed, by the next MeetingPlace of the same user.
 #pragma once
 #include "base/fs.h"
 

@@ -26,7 +26,7 @@ SignalCatcher::SignalCatcher() {
   TUTTI_ASSERT(wake[0] < 0, "one catcher at a time");
   if (::pipe2(wake, O_CLOEXEC | O_NONBLOCK) != 0) throw WorldError(str("pipe: ", errno_text()));
   arrived = 0;
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, &old_int_);

@@ -31,7 +31,8 @@ TEST_CASE("DeviceMesh: refuses a bad shape, every mistake at once") {
   CHECK_THROWS_WITH_AS(DeviceMesh({{"a", 2}, {"b", 3}}, 8),
                        doctest::Contains("cover 6 ranks; the job has 8"), ConfigError);
   CHECK_THROWS_AS(DeviceMesh({{"a", 65537}, {"b", 65537}}, 131073), ConfigError);
-  CHECK_THROWS_AS(DeviceMesh({{"a", 65536}, {"b", 65536}, {"c", 65536}, {"d", 65536}}, 0), ConfigError);
+  CHECK_THROWS_AS(DeviceMesh({{"a", 65536}, {"b", 65536}, {"c", 65536}, {"d", 65536}}, 0),
+                  ConfigError);
   CHECK_THROWS_WITH_AS(DeviceMesh({{"a", 2}}, 2).group(0, "b"), doctest::Contains("no axis 'b'"),
                        ConfigError);
   try {
@@ -85,7 +86,7 @@ TEST_CASE("Placement: bad compositions are refused by name") {
   CHECK_THROWS_WITH_AS(box_of({4}, {Placement::shard(1)}, mesh, 0),
                        doctest::Contains("axis 'data' shards dimension 1"), ConfigError);
   CHECK_THROWS_AS(box_of({4}, {}, mesh, 0), ConfigError);
-  CHECK_THROWS_WITH_AS(is_owner({Placement::partial()}, mesh, 0), doctest::Contains("Partial over 'data'"),
-                       ConfigError);
+  CHECK_THROWS_WITH_AS(is_owner({Placement::partial()}, mesh, 0),
+                       doctest::Contains("Partial over 'data'"), ConfigError);
   CHECK(to_text({Placement::shard(0)}, mesh) == "data: Shard(0)");
 }

@@ -47,7 +47,8 @@ bool is_owner(const Placements& placements, const DeviceMesh& mesh, int rank) {
   for (std::size_t a = 0; a < placements.size(); ++a) {
     const auto& axis = mesh.axes()[a];
     if (placements[a].kind == Placement::Kind::partial)
-      throw ConfigError(str("a value that is Partial over '", axis.name, "' has no owner; reduce it first"));
+      throw ConfigError(
+          str("a value that is Partial over '", axis.name, "' has no owner; reduce it first"));
     if (placements[a].kind == Placement::Kind::replicate)
       owner = owner && mesh.coordinate(rank, axis.name) == 0;
   }

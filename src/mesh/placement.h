@@ -1,5 +1,6 @@
 // How one tensor lies on a mesh: per mesh axis, whether ranks hold copies, slices or addends.
-// Checkpoint, optimiser, norm and export all read it; no module keeps its own idea of who owns what.
+// Checkpoint, optimiser, norm and export all read it; no module keeps its own idea of who owns
+// what.
 #pragma once
 #include <cstdint>
 #include <string>

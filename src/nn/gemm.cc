@@ -49,8 +49,8 @@ torch::Tensor view(Matrix matrix, std::int64_t rows, std::int64_t columns) {
 
 // precision: fp32-fast. Products of some size go where inputs may be rounded to bf16 (oneDNN).
 bool may_round(std::int64_t m, std::int64_t n, std::int64_t k) {
-  return m * n * k > (1 << 20) && at::globalContext().float32MatmulPrecision() !=
-                                      at::Float32MatmulPrecision::HIGHEST;
+  return m * n * k > (1 << 20) &&
+         at::globalContext().float32MatmulPrecision() != at::Float32MatmulPrecision::HIGHEST;
 }
 
 void torch_gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix b, float beta,

@@ -65,26 +65,48 @@ __attribute__((always_inline)) inline double squares_loop(const T* x, std::int64
   return sums[0];
 }
 
-TUTTI_CLONES void adamw_f32(float* w, const float* g, float* m, float* v, std::int64_t n, const AdamW& o) { adamw_loop(w, g, m, v, n, o); }
-TUTTI_CLONES void adamw_f64(double* w, const double* g, double* m, double* v, std::int64_t n, const AdamW& o) { adamw_loop(w, g, m, v, n, o); }
-TUTTI_CLONES void sgd_f32(float* w, const float* g, float* b, std::int64_t n, const Sgd& o) { sgd_loop(w, g, b, n, o); }
-TUTTI_CLONES void sgd_f64(double* w, const double* g, double* b, std::int64_t n, const Sgd& o) { sgd_loop(w, g, b, n, o); }
+TUTTI_CLONES void adamw_f32(float* w, const float* g, float* m, float* v, std::int64_t n,
+                            const AdamW& o) {
+  adamw_loop(w, g, m, v, n, o);
+}
+TUTTI_CLONES void adamw_f64(double* w, const double* g, double* m, double* v, std::int64_t n,
+                            const AdamW& o) {
+  adamw_loop(w, g, m, v, n, o);
+}
+TUTTI_CLONES void sgd_f32(float* w, const float* g, float* b, std::int64_t n, const Sgd& o) {
+  sgd_loop(w, g, b, n, o);
+}
+TUTTI_CLONES void sgd_f64(double* w, const double* g, double* b, std::int64_t n, const Sgd& o) {
+  sgd_loop(w, g, b, n, o);
+}
 TUTTI_CLONES double squares_f32(const float* x, std::int64_t n) { return squares_loop(x, n); }
 TUTTI_CLONES double squares_f64(const double* x, std::int64_t n) { return squares_loop(x, n); }
 
 }  // namespace
 
 template <>
-void adamw(float* w, const float* g, float* m, float* v, std::int64_t n, const AdamW& o) { adamw_f32(w, g, m, v, n, o); }
+void adamw(float* w, const float* g, float* m, float* v, std::int64_t n, const AdamW& o) {
+  adamw_f32(w, g, m, v, n, o);
+}
 template <>
-void adamw(double* w, const double* g, double* m, double* v, std::int64_t n, const AdamW& o) { adamw_f64(w, g, m, v, n, o); }
+void adamw(double* w, const double* g, double* m, double* v, std::int64_t n, const AdamW& o) {
+  adamw_f64(w, g, m, v, n, o);
+}
 template <>
-void sgd(float* w, const float* g, float* b, std::int64_t n, const Sgd& o) { sgd_f32(w, g, b, n, o); }
+void sgd(float* w, const float* g, float* b, std::int64_t n, const Sgd& o) {
+  sgd_f32(w, g, b, n, o);
+}
 template <>
-void sgd(double* w, const double* g, double* b, std::int64_t n, const Sgd& o) { sgd_f64(w, g, b, n, o); }
+void sgd(double* w, const double* g, double* b, std::int64_t n, const Sgd& o) {
+  sgd_f64(w, g, b, n, o);
+}
 template <>
-double sum_of_squares(const float* x, std::int64_t n) { return squares_f32(x, n); }
+double sum_of_squares(const float* x, std::int64_t n) {
+  return squares_f32(x, n);
+}
 template <>
-double sum_of_squares(const double* x, std::int64_t n) { return squares_f64(x, n); }
+double sum_of_squares(const double* x, std::int64_t n) {
+  return squares_f64(x, n);
+}
 
 }  // namespace tutti::optim

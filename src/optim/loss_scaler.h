@@ -1,6 +1,6 @@
-// Dynamic loss scaling for fp16 (Micikevicius et al., "Mixed precision training", ICLR 2018, section
-// 3.2): small gradients are lifted into fp16's range; an overflow skips the update and lowers the
-// scale. A pure state machine: the same outcomes give the same scales on all ranks.
+// Dynamic loss scaling for fp16 (Micikevicius et al., "Mixed precision training", ICLR 2018,
+// section 3.2): small gradients are lifted into fp16's range; an overflow skips the update and
+// lowers the scale. A pure state machine: the same outcomes give the same scales on all ranks.
 #pragma once
 #include <cstdint>
 

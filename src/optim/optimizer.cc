@@ -55,9 +55,13 @@ class AdamWOptimizer : public Optimizer {
   void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step, double lr,
             double scale) override {
     const double t = static_cast<double>(step);
-    AdamW options{recipe_.beta1, recipe_.beta2, recipe_.eps, 1,
+    AdamW options{recipe_.beta1,
+                  recipe_.beta2,
+                  recipe_.eps,
+                  1,
                   lr / (1 - std::pow(recipe_.beta1, t)),
-                  1 / std::sqrt(1 - std::pow(recipe_.beta2, t)), scale};
+                  1 / std::sqrt(1 - std::pow(recipe_.beta2, t)),
+                  scale};
     for (const Segment& segment : moments_.segments()) {
       options.decay = decays(segment) ? 1 - lr * recipe_.weight_decay : 1;
       if (!master.device().is_cpu())
@@ -154,7 +158,8 @@ class MuonOptimizer : public Optimizer {
       auto momentum = part(matrices_[0], segment);
       const auto g = part(gradient, segment) * scale;
       momentum.mul_(recipe_.momentum).add_(g);
-      const auto direction = orthogonalise(recipe_.nesterov ? g + recipe_.momentum * momentum : momentum);
+      const auto direction =
+          orthogonalise(recipe_.nesterov ? g + recipe_.momentum * momentum : momentum);
       const double rows = static_cast<double>(segment.shape[0]),
                    columns = static_cast<double>(segment.shape[1]);
       part(master, segment)
@@ -208,8 +213,7 @@ std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,
     return std::make_unique<AdamWOptimizer>(recipe, std::move(segments), master_like);
   if (recipe.name == "sgd")
     return std::make_unique<SgdOptimizer>(recipe, std::move(segments), master_like);
-  if (recipe.name == "muon")
-    return std::make_unique<MuonOptimizer>(recipe, segments, master_like);
+  if (recipe.name == "muon") return std::make_unique<MuonOptimizer>(recipe, segments, master_like);
   throw ConfigError({{"optimizer.name", "", recipe.name, "must be one of adamw, muon, sgd", ""}});
 }
 

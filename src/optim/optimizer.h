@@ -1,8 +1,8 @@
-// Update rules over flat buffers: all parameters of a model lie in one buffer, each as a segment, so
-// that an update is one pass over contiguous memory.
+// Update rules over flat buffers: all parameters of a model lie in one buffer, each as a segment,
+// so that an update is one pass over contiguous memory.
 //
-// Every rule is elementwise in its result (Muon: per matrix), computed with the same instructions at
-// every position: the bits do not depend on how the buffer is cut or who updates which part.
+// Every rule is elementwise in its result (Muon: per matrix), computed with the same instructions
+// at every position: the bits do not depend on how the buffer is cut or who updates which part.
 #pragma once
 #include <torch/torch.h>
 
@@ -40,7 +40,8 @@ class Optimizer {
 // adamw  Loshchilov & Hutter, "Decoupled weight decay regularization", ICLR 2019, Algorithm 2 (as
 //        torch.optim.AdamW): w -= lr*wd*w; w -= lr/(1-b1^t) * m / (sqrt(v)/sqrt(1-b2^t) + eps).
 // sgd    b = momentum*b + g; w -= lr * (nesterov ? g + momentum*b : b); decoupled decay as above.
-// muon   Jordan et al., "Muon", 2024: nesterov momentum, orthogonalised by five Newton-Schulz steps,
+// muon   Jordan et al., "Muon", 2024: nesterov momentum, orthogonalised by five Newton-Schulz
+// steps,
 //        for the hidden matrices, with lr * matrix_lr / recipe lr; adamw for everything else.
 // Weight decay applies to segments of two and more dimensions.
 std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,

@@ -56,8 +56,7 @@ std::vector<Bucket> make_buckets(const std::vector<Piece>& pieces, std::int64_t 
   std::int64_t end_offset = total_size;
   for (std::size_t end = pieces.size(); end > 0;) {
     std::size_t first = end - 1;
-    while (first > 0 &&
-           (end_offset - pieces[first - 1].offset) * element_bytes <= bucket_bytes)
+    while (first > 0 && (end_offset - pieces[first - 1].offset) * element_bytes <= bucket_bytes)
       --first;
     buckets.push_back({first, end, pieces[first].offset, end_offset - pieces[first].offset});
     end_offset = pieces[first].offset;

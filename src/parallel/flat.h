@@ -46,8 +46,8 @@ class FlatParameters {
   torch::Tensor master_, compute_;
 };
 
-// Contiguous runs of whole pieces of about `bucket_bytes` (at least one piece each), in the order in
-// which backward finishes them: from the last piece to the first.
+// Contiguous runs of whole pieces of about `bucket_bytes` (at least one piece each), in the order
+// in which backward finishes them: from the last piece to the first.
 struct Bucket {
   std::size_t first_piece = 0, end_piece = 0;
   std::int64_t offset = 0, size = 0;  // elements, gaps included

@@ -111,8 +111,10 @@ void ReplicatedEngine::take_autograd_gradient(std::size_t p) {
   if (is_ready_[p] || !gradient.defined()) return;
   torch::NoGradGuard no_grad;
   auto place = FlatParameters::view(slots_[static_cast<std::size_t>(slot_)], flat_.pieces()[p]);
-  if (accumulate_) place.add_(gradient);
-  else place.copy_(gradient);
+  if (accumulate_)
+    place.add_(gradient);
+  else
+    place.copy_(gradient);
   gradient.reset();
   mark_ready(p);
 }
@@ -120,8 +122,9 @@ void ReplicatedEngine::take_autograd_gradient(std::size_t p) {
 nn::GradSink::Target ReplicatedEngine::target(const torch::Tensor& parameter) {
   const auto found = piece_of_.find(parameter.unsafeGetTensorImpl());
   if (found == piece_of_.end()) return {};
-  return {FlatParameters::view(slots_[static_cast<std::size_t>(slot_)], flat_.pieces()[found->second]),
-          accumulate_};
+  return {
+      FlatParameters::view(slots_[static_cast<std::size_t>(slot_)], flat_.pieces()[found->second]),
+      accumulate_};
 }
 
 void ReplicatedEngine::ready(const torch::Tensor& parameter) {
@@ -152,8 +155,9 @@ void ReplicatedEngine::finish_pieces() {
 void ReplicatedEngine::merge(int slot, int merges, std::int64_t offset, std::int64_t size) {
   torch::NoGradGuard no_grad;
   for (; merges > 0; --merges, --slot)
-    slots_[static_cast<std::size_t>(slot - 1)].narrow(0, offset, size).add_(
-        slots_[static_cast<std::size_t>(slot)].narrow(0, offset, size));
+    slots_[static_cast<std::size_t>(slot - 1)]
+        .narrow(0, offset, size)
+        .add_(slots_[static_cast<std::size_t>(slot)].narrow(0, offset, size));
 }
 
 void ReplicatedEngine::reduce(BucketState& state) {
@@ -265,8 +269,8 @@ double ReplicatedEngine::evaluate(std::int64_t count, const BatchSource& batches
   const bool training = task_.module().is_training();
   task_.module().eval();
   torch::Tensor sums = torch::zeros({2 * count}, torch::kDouble);
-  const comm::Range mine =
-      comm::even_ranges(static_cast<int>(count), group_->size())[static_cast<std::size_t>(group_->rank())];
+  const comm::Range mine = comm::even_ranges(
+      static_cast<int>(count), group_->size())[static_cast<std::size_t>(group_->rank())];
   for (int id = mine.begin; id < mine.end; ++id) {
     const Loss loss = task_.loss(batches(id));
     sums[id] = loss.sum.item<double>();
@@ -289,13 +293,16 @@ std::vector<StateTensor> ReplicatedEngine::state() {
 }
 
 std::string ReplicatedEngine::scalars() const {
-  return Json{{"updates", updates_}, {"loss_scale", scaler_.scale()}, {"good_steps", scaler_.good_steps()}}.dump();
+  return Json{
+      {"updates", updates_}, {"loss_scale", scaler_.scale()}, {"good_steps", scaler_.good_steps()}}
+      .dump();
 }
 
 void ReplicatedEngine::set_scalars(const std::string& json) {
   const Json values = parse_json(json, "checkpoint state");
   updates_ = values.at("updates").get<std::int64_t>();
-  scaler_.restore(values.at("loss_scale").get<double>(), values.at("good_steps").get<std::int64_t>());
+  scaler_.restore(values.at("loss_scale").get<double>(),
+                  values.at("good_steps").get<std::int64_t>());
 }
 
 }  // namespace tutti::parallel

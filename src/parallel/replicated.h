@@ -23,7 +23,8 @@ namespace tutti::parallel {
 class ReplicatedEngine : public Engine, private nn::GradSink {
  public:
   // Moves the task's parameters into flat buffers; rank 0's values are given to all.
-  ReplicatedEngine(const recipe::Recipe& recipe, Task& task, std::shared_ptr<collective::Group> group);
+  ReplicatedEngine(const recipe::Recipe& recipe, Task& task,
+                   std::shared_ptr<collective::Group> group);
   ~ReplicatedEngine() override;
 
   StepOutcome step(const StepInput& input) override;
@@ -32,7 +33,9 @@ class ReplicatedEngine : public Engine, private nn::GradSink {
   void restored() override { flat_.refresh_compute(); }
   std::string scalars() const override;
   void set_scalars(const std::string& json) override;
-  comm::Range local_range() const override { return plan_.ranges[static_cast<std::size_t>(group_->rank())]; }
+  comm::Range local_range() const override {
+    return plan_.ranges[static_cast<std::size_t>(group_->rank())];
+  }
   std::int64_t parameter_count() const override;
 
  private:

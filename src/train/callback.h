@@ -13,9 +13,9 @@ struct StepEvent {
   std::int64_t step = 0;
   std::int64_t total_steps = 0;  // 0: not known (a duration in seconds)
   double lr = 0;
-  double seconds = 0;             // of this step, wall time on this rank
-  double tokens_per_second = 0;   // targets a second over all ranks
-  double mfu = 0;                 // 0 if the task does not know its cost
+  double seconds = 0;                     // of this step, wall time on this rank
+  double tokens_per_second = 0;           // targets a second over all ranks
+  double mfu = 0;                         // 0 if the task does not know its cost
   std::optional<double> validation_loss;  // set on steps after which an evaluation ran
   parallel::StepOutcome outcome;
 };

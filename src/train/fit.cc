@@ -29,11 +29,12 @@ Result work(const recipe::Recipe& recipe, const Worker& worker, parallel::Task& 
   prepare_process(recipe.parallel.threads);
   const auto group = open_group(worker, recipe.parallel);
   parallel::ReplicatedEngine engine(recipe, task, group);
-  const auto recorder = std::make_shared<Recorder>(
-      worker, recipe,
-      Json{{"name", recipe.name}, {"parameters", engine.parameter_count()},
-           {"threads", recipe.parallel.threads}, {"transport", group->transport()},
-           {"precision", recipe.precision}});
+  const auto recorder = std::make_shared<Recorder>(worker, recipe,
+                                                   Json{{"name", recipe.name},
+                                                        {"parameters", engine.parameter_count()},
+                                                        {"threads", recipe.parallel.threads},
+                                                        {"transport", group->transport()},
+                                                        {"precision", recipe.precision}});
   callbacks.push_back(recorder);
   Trainer trainer(recipe, worker, engine, task, train, validation, std::move(callbacks));
   const Result result = trainer.run();
@@ -57,8 +58,8 @@ Result result_of(const Json& summary) {
   return result;
 }
 
-Result launch_self(int argc, char** argv, const recipe::Recipe& recipe, const events::RunFolder& run,
-                   const FitOptions& options) {
+Result launch_self(int argc, char** argv, const recipe::Recipe& recipe,
+                   const events::RunFolder& run, const FitOptions& options) {
   launch::Job job;
   job.program = fs::read_symlink("/proc/self/exe");
   job.args.assign(argv + 1, argv + argc);
@@ -95,7 +96,8 @@ Result fit(int argc, char** argv, const recipe::Recipe& asked, parallel::Task& t
     throw ConfigError({{"batch.micro", "", str(recipe.batch.micro),
                         str("must divide batch.global = ", recipe.batch.global), ""}});
   if (const char* folder = std::getenv(run_variable))
-    return work(recipe, worker_from_environment(folder, std::getenv(resume_variable) == std::string("1")),
+    return work(recipe,
+                worker_from_environment(folder, std::getenv(resume_variable) == std::string("1")),
                 task, train, validation, std::move(callbacks));
   const fs::path out = options.out.empty() ? events::default_run_path(recipe.name) : options.out;
   const auto run = options.resume ? events::open_run(out) : events::create_run(out);

@@ -5,8 +5,8 @@
 //   auto task = tutti::train::make_task(net, [](Net& net, const Batch& batch) -> Loss { ... });
 //   tutti::train::fit(argc, argv, recipe, *task, train, &validation, {early_stop});
 //
-// The program that calls fit() becomes the launcher: it starts itself once a worker, and each worker
-// comes to the same call. Write main() so that it comes there with the same model and data.
+// The program that calls fit() becomes the launcher: it starts itself once a worker, and each
+// worker comes to the same call. Write main() so that it comes there with the same model and data.
 #pragma once
 #include <functional>
 #include <memory>
@@ -29,7 +29,8 @@ class ModuleTask : public parallel::Task {
   LossFunction loss_;
 };
 
-// `loss(module, batch)` returns a sum over targets and their count: never a mean (engine.h says why).
+// `loss(module, batch)` returns a sum over targets and their count: never a mean (engine.h says
+// why).
 template <class Module, class LossFunction>
 std::unique_ptr<parallel::Task> make_task(std::shared_ptr<Module> module, LossFunction loss) {
   return std::make_unique<ModuleTask<Module, LossFunction>>(std::move(module), std::move(loss));
@@ -42,8 +43,8 @@ struct FitOptions {
 };
 
 // Returns what came of it; in a worker as in the launcher. A failure in a worker ends the others,
-// shows its last lines with its rank, and throws WorldError in the launcher. Of `recipe`, the fields
-// of model and data do not matter. All ranks must be given equal data.
+// shows its last lines with its rank, and throws WorldError in the launcher. Of `recipe`, the
+// fields of model and data do not matter. All ranks must be given equal data.
 Result fit(int argc, char** argv, const recipe::Recipe& recipe, parallel::Task& task,
            Samples& train, Samples* validation = nullptr,
            std::vector<std::shared_ptr<Callback>> callbacks = {}, const FitOptions& options = {});

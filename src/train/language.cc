@@ -36,7 +36,8 @@ parallel::Batch TokenSamples::batch(std::int64_t first, std::int64_t count) {
   for (int i = 0; i < (documents_ ? 3 : 2); ++i)
     rows.push_back(torch::empty({count, sequence}, torch::kInt));
   const auto row = [&](int kind, std::int64_t sample) {
-    return std::span(rows[static_cast<std::size_t>(kind)].data_ptr<std::int32_t>() + sample * sequence, size);
+    return std::span(
+        rows[static_cast<std::size_t>(kind)].data_ptr<std::int32_t>() + sample * sequence, size);
   };
   for (std::int64_t s = 0; s < count; ++s)
     sampler_.fill(static_cast<std::uint64_t>(first + s), row(0, s), row(1, s),
@@ -46,7 +47,8 @@ parallel::Batch TokenSamples::batch(std::int64_t first, std::int64_t count) {
   return rows;
 }
 
-std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& recipe, std::int64_t vocab) {
+std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& recipe,
+                                                       std::int64_t vocab) {
   recipe::Model config = recipe.model;
   if (!config.from.empty()) {
     config = nn::read_config(recipe.model.from);
@@ -56,11 +58,14 @@ std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& rec
   }
   config = nn::resolve(config, recipe.data.sequence);
   if (config.vocab < vocab)
-    throw ConfigError({{"model.vocab", "", str(config.vocab), str("the tokenizer has ids up to ", vocab - 1),
-                        str("set model.vocab to at least ", vocab, " or use a smaller tokenizer")}});
+    throw ConfigError(
+        {{"model.vocab", "", str(config.vocab), str("the tokenizer has ids up to ", vocab - 1),
+          str("set model.vocab to at least ", vocab, " or use a smaller tokenizer")}});
   auto model = nn::make_model(config);
-  if (recipe.model.from.empty()) nn::initialise(*model, recipe.seed);
-  else nn::load_weights(*model, recipe.model.from);
+  if (recipe.model.from.empty())
+    nn::initialise(*model, recipe.seed);
+  else
+    nn::load_weights(*model, recipe.model.from);
   return model;
 }
 

@@ -41,6 +41,7 @@ class TokenSamples : public Samples {
 
 // The model that a recipe asks for, initialised (model.from: its weights; else by seed).
 // `vocab` is the tokenizer's. ConfigError if the tokens do not fit the model.
-std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& recipe, std::int64_t vocab);
+std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& recipe,
+                                                       std::int64_t vocab);
 
 }  // namespace tutti::train

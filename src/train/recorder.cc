@@ -11,7 +11,8 @@ Recorder::Recorder(const Worker& worker, const recipe::Recipe& recipe, Json fact
       facts_(std::move(facts)),
       writer_(events::RunFolder(worker.folder).events(worker.rank), worker.rank) {
   if (worker.rank == 0 && recipe.logging.tensorboard)
-    tensorboard_ = std::make_unique<events::TensorBoard>(events::RunFolder(worker.folder).tensorboard());
+    tensorboard_ =
+        std::make_unique<events::TensorBoard>(events::RunFolder(worker.folder).tensorboard());
 }
 
 void Recorder::on_start(std::int64_t first_step, std::int64_t total_steps) {
@@ -38,9 +39,11 @@ void Recorder::on_step(const StepEvent& event) {
   // The numbers that all ranks share are written once, by rank 0.
   writer_.scalars(event.step, std::span(own).first(worker_.rank == 0 ? own.size() : 6));
   if (!o.applied)
-    writer_.instant("warning", event.step, {{"text", "update skipped: " + o.culprit + " is not finite"}});
+    writer_.instant("warning", event.step,
+                    {{"text", "update skipped: " + o.culprit + " is not finite"}});
   if (tensorboard_)
-    for (const auto& [name, value] : std::span(own).subspan(6)) tensorboard_->scalar(name, event.step, value);
+    for (const auto& [name, value] : std::span(own).subspan(6))
+      tensorboard_->scalar(name, event.step, value);
 }
 
 void Recorder::on_evaluation(std::int64_t step, double loss) {
@@ -61,13 +64,14 @@ void Recorder::sample(std::int64_t step, const std::string& text) {
 
 void Recorder::done(const Result& result, const Json& more) {
   if (worker_.rank == 0) {
-    Json data = {{"steps", result.steps},
-                 {"loss", result.loss},
-                 {"validation_loss", result.validation_loss ? Json(*result.validation_loss) : Json()},
-                 {"tokens_per_second", result.tokens_per_second},
-                 {"mfu", result.mfu},
-                 {"seconds", result.seconds},
-                 {"first_step_seconds", result.first_step_seconds}};
+    Json data = {
+        {"steps", result.steps},
+        {"loss", result.loss},
+        {"validation_loss", result.validation_loss ? Json(*result.validation_loss) : Json()},
+        {"tokens_per_second", result.tokens_per_second},
+        {"mfu", result.mfu},
+        {"seconds", result.seconds},
+        {"first_step_seconds", result.first_step_seconds}};
     data.update(more);
     writer_.instant("done", result.steps, data);
   }

@@ -28,11 +28,13 @@ fs::path checkpoint_of(const fs::path& folder, std::optional<std::int64_t> step)
 
 Restored restore(const fs::path& folder, std::optional<std::int64_t> step) {
   if (!fs::exists(folder / "recipe.yaml"))
-    throw ConfigError({{"", folder.string(), "", "is not the folder of a run: it has no recipe.yaml",
-                        "name a folder that tutti train wrote"}});
+    throw ConfigError(
+        {{"", folder.string(), "", "is not the folder of a run: it has no recipe.yaml",
+          "name a folder that tutti train wrote"}});
   Restored restored;
-  restored.recipe = recipe::parse(read_file(folder / "recipe.yaml"), (folder / "recipe.yaml").string(),
-                                  {}, folder, false).recipe;
+  restored.recipe = recipe::parse(read_file(folder / "recipe.yaml"),
+                                  (folder / "recipe.yaml").string(), {}, folder, false)
+                        .recipe;
   const checkpoint::Loader loader(checkpoint_of(folder, step));
   restored.step = loader.step();
   restored.tokenizer = data::open_tokenizer(restored.recipe.data.tokenizer);
@@ -47,8 +49,8 @@ Restored restore(const fs::path& folder, std::optional<std::int64_t> step) {
 
 Evaluation evaluate(Restored& restored) {
   const recipe::Recipe& recipe = restored.recipe;
-  const data::Dataset dataset =
-      data::open_dataset(recipe.data, *restored.tokenizer, recipe.seed, {recipe.data.text_field, {}});
+  const data::Dataset dataset = data::open_dataset(recipe.data, *restored.tokenizer, recipe.seed,
+                                                   {recipe.data.text_field, {}});
   if (!dataset.validation)
     throw ConfigError({{"data.validation", "", "", "is missing: there is nothing to evaluate on",
                         "--set data.validation=PATH"}});

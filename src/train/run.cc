@@ -28,8 +28,8 @@ std::string write_sample(nn::LanguageModel& model, const data::Tokenizer& tokeni
   std::vector<std::int64_t> prompt;
   for (const std::int32_t id : tokenizer.encode(recipe.logging.sample_prompt)) prompt.push_back(id);
   if (prompt.empty()) return "";
-  const auto ids = nn::generate(model, prompt, recipe.logging.sample_tokens,
-                                {0.8, 0, 0.95, recipe.seed});
+  const auto ids =
+      nn::generate(model, prompt, recipe.logging.sample_tokens, {0.8, 0, 0.95, recipe.seed});
   const std::vector<std::int32_t> text(ids.begin(), ids.end());
   return recipe.logging.sample_prompt + tokenizer.decode(text);
 }
@@ -40,8 +40,8 @@ std::string write_sample(nn::LanguageModel& model, const data::Tokenizer& tokeni
 Result run(const recipe::Recipe& recipe, const Worker& worker) {
   if (recipe.precision == "fp32-fast") at::globalContext().setFloat32MatmulPrecision("medium");
   const auto tokenizer = data::open_tokenizer(recipe.data.tokenizer);
-  const data::Dataset dataset = data::open_dataset(recipe.data, *tokenizer, recipe.seed,
-                                                   {recipe.data.text_field, {}});
+  const data::Dataset dataset =
+      data::open_dataset(recipe.data, *tokenizer, recipe.seed, {recipe.data.text_field, {}});
   TokenSamples samples(*dataset.train, recipe.data.document_mask);
   std::unique_ptr<TokenSamples> validation;
   if (dataset.validation)
@@ -51,19 +51,21 @@ Result run(const recipe::Recipe& recipe, const Worker& worker) {
   const auto group = open_group(worker, recipe.parallel);
   parallel::ReplicatedEngine engine(recipe, task, group);
 
-  const auto recorder = std::make_shared<Recorder>(worker, recipe, facts_of(recipe, *group, engine));
+  const auto recorder =
+      std::make_shared<Recorder>(worker, recipe, facts_of(recipe, *group, engine));
   Trainer trainer(recipe, worker, engine, task, samples, validation.get(), {recorder});
   const Result result = trainer.run();
 
   if (worker.rank == 0 && !result.interrupted && recipe.logging.sample_tokens > 0)
     recorder->sample(result.steps, write_sample(task.model(), *tokenizer, recipe));
-  const double tokens = static_cast<double>(result.steps * recipe.batch.global * recipe.data.sequence);
+  const double tokens =
+      static_cast<double>(result.steps * recipe.batch.global * recipe.data.sequence);
   recorder->done(result, {{"name", recipe.name},
                           {"tokens", tokens},
                           {"parameters", engine.parameter_count()},
-                          {"nats_per_byte", result.validation_loss
-                                                ? Json(*result.validation_loss / dataset.bytes_per_token)
-                                                : Json()}});
+                          {"nats_per_byte", result.validation_loss ? Json(*result.validation_loss /
+                                                                          dataset.bytes_per_token)
+                                                                   : Json()}});
   return result;
 }
 

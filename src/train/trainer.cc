@@ -16,15 +16,22 @@ namespace {
 
 DType dtype_of(torch::ScalarType type) {
   switch (type) {
-    case torch::kDouble: return DType::f64;
-    case torch::kHalf: return DType::f16;
-    case torch::kBFloat16: return DType::bf16;
-    case torch::kLong: return DType::i64;
-    default: return DType::f32;
+    case torch::kDouble:
+      return DType::f64;
+    case torch::kHalf:
+      return DType::f16;
+    case torch::kBFloat16:
+      return DType::bf16;
+    case torch::kLong:
+      return DType::i64;
+    default:
+      return DType::f32;
   }
 }
 
-std::byte* bytes_of(const torch::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+std::byte* bytes_of(const torch::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.data_ptr());
+}
 
 // Best fp32 matrix product rate of this process in a short burst, flop/s.
 double sgemm_rate() {
@@ -73,7 +80,8 @@ void Trainer::resume() {
     if (worker_.rank == 0) log_warning(refused);
   if (found.path.empty()) {
     if (!found.refused.empty())
-      throw WorldError("no whole checkpoint is left in " + (worker_.folder / "checkpoints").string());
+      throw WorldError("no whole checkpoint is left in " +
+                       (worker_.folder / "checkpoints").string());
     if (worker_.rank == 0) log_info("no checkpoint yet: starting from the first step");
     return;
   }
@@ -82,7 +90,8 @@ void Trainer::resume() {
   std::vector<checkpoint::Loader::Expected> expected;
   auto tensors = engine_.state();
   for (const parallel::StateTensor& tensor : tensors)
-    expected.push_back({tensor.name, dtype_of(tensor.value.scalar_type()), tensor.value.sizes().vec()});
+    expected.push_back(
+        {tensor.name, dtype_of(tensor.value.scalar_type()), tensor.value.sizes().vec()});
   loader.require(expected);
   for (const parallel::StateTensor& tensor : tensors)
     loader.read(tensor.name, whole(tensor.value.sizes().vec()), bytes_of(tensor.value));
@@ -104,28 +113,31 @@ double Trainer::learning_rate() const {
   // A duration in seconds: the share of the time that is over stands for the step.
   constexpr std::int64_t parts = 1000000;
   const double share = std::min(1.0, elapsed_ / recipe_.duration.amount);
-  const double warm = lengths.warmup == 0 ? 1
-                      : std::min(1.0, static_cast<double>(step_ + 1) / static_cast<double>(lengths.warmup));
+  const double warm =
+      lengths.warmup == 0
+          ? 1
+          : std::min(1.0, static_cast<double>(step_ + 1) / static_cast<double>(lengths.warmup));
   return warm * optim::learning_rate(recipe_.schedule, recipe_.optimizer.lr,
-                                     static_cast<std::int64_t>(share * parts), {parts, 0, parts / 5});
+                                     static_cast<std::int64_t>(share * parts),
+                                     {parts, 0, parts / 5});
 }
 
 parallel::StepOutcome Trainer::step() {
   const std::int64_t micro = recipe_.batch.micro;
-  return engine_.step({step_, learning_rate(), stop_requested(),
-                       elapsed_before_ + real_clock().now() - started_,
-                       [&](std::int64_t id) { return train_.batch(samples_ + id * micro, micro); }});
+  return engine_.step(
+      {step_, learning_rate(), stop_requested(), elapsed_before_ + real_clock().now() - started_,
+       [&](std::int64_t id) { return train_.batch(samples_ + id * micro, micro); }});
 }
 
 void Trainer::refuse_non_finite(const parallel::StepOutcome& outcome) const {
   if (outcome.applied || recipe_.on_nan == "skip" ||
       (recipe_.precision == "fp16" && std::isfinite(outcome.loss)))
     return;
-  throw WorldError(str("step ", step_ + 1, ": ", outcome.culprit == "loss" ? "the loss" : "the gradient of ",
-                       outcome.culprit == "loss" ? "" : outcome.culprit,
-                       " is not finite (loss ", outcome.loss,
-                       "); nothing was updated and the last checkpoint is whole. Lower optimizer.lr, or set "
-                       "on_nan: skip"));
+  throw WorldError(
+      str("step ", step_ + 1, ": ", outcome.culprit == "loss" ? "the loss" : "the gradient of ",
+          outcome.culprit == "loss" ? "" : outcome.culprit, " is not finite (loss ", outcome.loss,
+          "); nothing was updated and the last checkpoint is whole. Lower optimizer.lr, or set "
+          "on_nan: skip"));
 }
 
 void Trainer::evaluate(StepEvent& event) {
@@ -145,10 +157,16 @@ void Trainer::save() {
   if (saved_ == step_) return;
   std::vector<checkpoint::TensorView> views;
   for (const parallel::StateTensor& tensor : engine_.state())
-    views.push_back({tensor.name, dtype_of(tensor.value.scalar_type()), tensor.value.sizes().vec(),
-                     bytes_of(tensor.value), {}});
+    views.push_back({tensor.name,
+                     dtype_of(tensor.value.scalar_type()),
+                     tensor.value.sizes().vec(),
+                     bytes_of(tensor.value),
+                     {}});
   saver_.save(step_, views,
-              {{"step", step_}, {"samples", samples_}, {"seconds", elapsed_}, {"seed", recipe_.seed},
+              {{"step", step_},
+               {"samples", samples_},
+               {"seconds", elapsed_},
+               {"seed", recipe_.seed},
                {"engine", parse_json(engine_.scalars(), "engine")}});
   if (!recipe_.checkpoint.asynchronous) saver_.wait();
   saved_ = step_;

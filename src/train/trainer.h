@@ -1,5 +1,5 @@
-// The loop: steps until the duration is over, evaluations, checkpoints, callbacks; exact resumption.
-// The same loop serves recipes (run.h) and users' own modules (fit.h).
+// The loop: steps until the duration is over, evaluations, checkpoints, callbacks; exact
+// resumption. The same loop serves recipes (run.h) and users' own modules (fit.h).
 #pragma once
 #include <memory>
 #include <optional>

@@ -48,7 +48,8 @@ int agree_on_port(const Worker& worker, double timeout) {
   const double start = real_clock().now();
   while (!fs::exists(file)) {
     if (real_clock().now() - start > timeout)
-      throw WorldError(str("rank ", worker.rank, ": rank 0 named no port in ", file.string(), " within ", timeout, " s"));
+      throw WorldError(str("rank ", worker.rank, ": rank 0 named no port in ", file.string(),
+                           " within ", timeout, " s"));
     real_clock().sleep(0.005);
   }
   return std::atoi(read_file(file).c_str());
@@ -76,13 +77,15 @@ void prepare_process(std::int64_t threads) {
   at::set_num_interop_threads(1);
 }
 
-std::shared_ptr<collective::Group> open_group(const Worker& worker, const recipe::Parallel& parallel) {
+std::shared_ptr<collective::Group> open_group(const Worker& worker,
+                                              const recipe::Parallel& parallel) {
   collective::GroupOptions options;
   options.transport = parallel.transport;
   options.rank = worker.rank;
   options.size = worker.world_size;
   options.local_size = worker.local_size;
-  options.name = worker.rendezvous.empty() ? str("tutti-", ::getpid()) : worker.rendezvous + "/world";
+  options.name =
+      worker.rendezvous.empty() ? str("tutti-", ::getpid()) : worker.rendezvous + "/world";
   options.group = "data";
   if (parallel.transport == "gloo" && worker.world_size > 1)
     options.port = agree_on_port(worker, options.timeout);
@@ -90,7 +93,7 @@ std::shared_ptr<collective::Group> open_group(const Worker& worker, const recipe
 }
 
 void catch_stop_signals() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int) { stop_flag = 1; };
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);

@@ -25,7 +25,8 @@ Worker worker_from_environment(const fs::path& folder, bool resume);
 void prepare_process(std::int64_t threads);
 
 // The group of all ranks. WorldError if peers do not come in time.
-std::shared_ptr<collective::Group> open_group(const Worker& worker, const recipe::Parallel& parallel);
+std::shared_ptr<collective::Group> open_group(const Worker& worker,
+                                              const recipe::Parallel& parallel);
 
 // From now on SIGINT and SIGTERM only set a flag, which stop_requested() reads.
 void catch_stop_signals();
