@@ -23,7 +23,10 @@ const std::vector<Bad>& bad_recipes() {
       {"- a\n- b\n", {"r.yaml:1: must be a map of fields"}},
       {"a: [1\nb: 2\n", {"r.yaml:", "is not valid YAML"}},
       {data + "\tbatch: 1\n", {"r.yaml:2: is not valid YAML"}},
-      {data + "name: a\n---\nname: b\n", {"a second document begins; a recipe is one"}},
+      {data + "name: a\n---\nname: b\n",
+       {"r.yaml:3: is not valid YAML: the recipe ended before this (a second document?)"}},
+      {",", {"is not valid YAML"}},  // yaml-cpp's LoadAll does not end on these two
+      {"# A:\n  ,b\ndat!2B:\n  t/r: c: 4\b", {"is not valid YAML"}},
       {data + "name: \xff\n", {"r.yaml:2: is not UTF-8 at byte 27; save it as UTF-8"}},
       {data + "? [a, b]\n: 1\n", {"r.yaml:2", "is no name of a field"}},
 
@@ -161,6 +164,7 @@ const std::vector<Bad>& bad_recipes() {
       {data, {"nonsense: must have the form a.b=c"}, {"nonsense"}},
       {data, {"--set: batch.micro = x: must be a whole number"}, {"batch.micro=x"}},
       {data, {"--set: batch: is a group of fields; known in batch: global"}, {"batch=2"}},
+      {data, {"--set: data.train = [a] b: is not valid YAML"}, {"data.train=[a] b"}},
       {data, {"--set: data.train = [a: is not valid YAML", "!is missing"}, {"data.train=[a"}},
 
       // Several at once.

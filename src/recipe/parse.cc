@@ -1,10 +1,12 @@
 #include "recipe/parse.h"
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "base/text.h"
 #include "recipe/check.h"
@@ -25,6 +27,36 @@ std::string shown(const YAML::Node& node) {
   return node.IsNull() ? "nothing" : node.IsMap() ? "a map" : "a list";
 }
 
+// Notes only where a document starts.
+class Starts : public YAML::EventHandler {
+ public:
+  YAML::Mark last;
+  void OnDocumentStart(const YAML::Mark& mark) override { last = mark; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+// The text's only document. YAML::Load takes the first and ignores the rest; YAML::LoadAll does not
+// end on some of what is no YAML (a lone comma, yaml-cpp 0.7), so the second is asked for just
+// once.
+YAML::Node load_one(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  Starts starts;
+  if (parser.HandleNextDocument(starts) && parser.HandleNextDocument(starts))
+    throw YAML::ParserException(starts.last, "the recipe ended before this (a second document?)");
+  return YAML::Load(text);
+}
+
 class Parser {
  public:
   // Reads `text` and, first, the files that it names by `base`. `chain` holds the files on the way.
@@ -36,19 +68,15 @@ class Parser {
       add({"", str(origin, ":", line), "", str("is not UTF-8 at byte ", bad), "save it as UTF-8"});
       return;
     }
-    std::vector<YAML::Node> documents;
+    YAML::Node root;
     try {
-      documents = YAML::LoadAll(text);
+      root = load_one(text);
     } catch (const YAML::Exception& error) {
       add({"", place(origin, error.mark), "", "is not valid YAML: " + error.msg,
            "check indentation and quotes there"});
       return;
     }
-    if (documents.size() > 1)
-      add({"", place(origin, documents[1].Mark()), "", "a second document begins",
-           "a recipe is one: remove the --- line"});
-    if (documents.empty() || documents[0].IsNull()) return;
-    const YAML::Node root = documents[0];
+    if (root.IsNull()) return;
     if (!root.IsMap()) {
       add({"", place(origin, root.Mark()), "", "must be a map of fields",
            "like duration: 100 steps"});
@@ -99,7 +127,7 @@ class Parser {
     const bool flow =
         field && field->kind == Kind::sources && (start.starts_with('[') || start.starts_with('{'));
     try {
-      set(name, flow ? YAML::Load(value) : YAML::Node(value), "--set");
+      set(name, flow ? load_one(value) : YAML::Node(value), "--set");
     } catch (const YAML::Exception& error) {
       add({name, "--set", value, "is not valid YAML: " + error.msg, "check brackets and quotes"});
       bad_.insert(name);
