@@ -1,9 +1,9 @@
-// The page that report.cc fills: markup, style and the script that draws the charts.
+// The parts of the page that report.cc puts together: none asks for anything from outside the file.
 #pragma once
 
 namespace tutti::events {
 
-// A whole HTML document with one place, "@DATA@", for the run's data as JSON.
-extern const char* const report_page;
+extern const char* const report_style;   // CSS, light and dark
+extern const char* const report_script;  // draws the data in the element #data (see report.cc)
 
 }  // namespace tutti::events
