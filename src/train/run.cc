@@ -34,11 +34,21 @@ std::string write_sample(nn::LanguageModel& model, const data::Tokenizer& tokeni
   return recipe.logging.sample_prompt + tokenizer.decode(text);
 }
 
+// Rounding to bf16 only pays where the processor multiplies it: elsewhere it is emulated.
+bool multiplies_bf16_fast() {
+#if defined(__x86_64__) && defined(__clang__)
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 // recipe -> mesh -> engine -> step -> events + checkpoint.
 Result run(const recipe::Recipe& recipe, const Worker& worker) {
-  if (recipe.precision == "fp32-fast") at::globalContext().setFloat32MatmulPrecision("medium");
+  if (recipe.precision == "fp32-fast" && multiplies_bf16_fast())
+    at::globalContext().setFloat32MatmulPrecision("medium");
   const auto tokenizer = data::open_tokenizer(recipe.data.tokenizer);
   const data::Dataset dataset =
       data::open_dataset(recipe.data, *tokenizer, recipe.seed, {recipe.data.text_field, {}});
