@@ -56,8 +56,10 @@ Entry entry_from(const Json& json, const std::string& origin) {
 Json to_json(const Manifest& manifest) {
   Json entries = Json::array();
   for (const Entry& entry : manifest.entries) entries.push_back(to_json(entry));
-  return {{"format", "tutti-checkpoint"}, {"version", format_version}, {"step", manifest.step},
-          {"world", manifest.world},      {"state", manifest.state},   {"entries", entries}};
+  Json json = {{"format", "tutti-checkpoint"}, {"version", format_version}, {"step", manifest.step},
+               {"world", manifest.world},      {"state", manifest.state},   {"entries", entries}};
+  json["checksum"] = hex64(hash64(json.dump()));
+  return json;
 }
 
 Manifest manifest_from(const Json& json, const std::string& origin) {
@@ -68,6 +70,10 @@ Manifest manifest_from(const Json& json, const std::string& origin) {
     if (version != format_version)
       throw ConfigError(
           str(origin, ": format version ", version, "; this program reads ", format_version));
+    Json rest = json;
+    rest.erase("checksum");
+    if (json.at("checksum") != hex64(hash64(rest.dump())))
+      throw ConfigError(origin + ": its checksum does not hold: the file is damaged");
     Manifest manifest;
     manifest.step = json.at("step").get<std::int64_t>();
     manifest.world = json.at("world").get<int>();
@@ -87,10 +93,11 @@ std::string step_folder_name(std::int64_t step) {
 }
 
 std::optional<std::int64_t> step_of(const std::string& name) {
-  if (!name.starts_with("step-") || name.size() < 13 || name.size() > 24 ||
+  if (!name.starts_with("step-") || name.size() < 13 || name.size() > 23 ||
       name.find_first_not_of("0123456789", 5) != std::string::npos)
     return std::nullopt;
-  return std::stoll(name.substr(5));
+  const std::int64_t step = std::stoll(name.substr(5));
+  return step_folder_name(step) == name ? std::optional(step) : std::nullopt;
 }
 
 std::string shard_name(int rank) {
@@ -103,7 +110,8 @@ std::vector<std::int64_t> steps_in(const fs::path& folder) {
   std::vector<std::int64_t> steps;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error))
-    if (const auto step = step_of(entry.path().filename().string())) steps.push_back(*step);
+    if (const auto step = step_of(entry.path().filename().string()); step && entry.is_directory())
+      steps.push_back(*step);
   std::sort(steps.begin(), steps.end());
   return steps;
 }

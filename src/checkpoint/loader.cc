@@ -48,6 +48,22 @@ void copy_box(const Box& common, const Box& from, const std::byte* source, const
   }
 }
 
+// What is wrong with the pieces of one tensor taken together; "" if they are all of it, once.
+std::string gap_in(const std::vector<const Entry*>& pieces) {
+  const Entry& first = *pieces.front();
+  std::int64_t stored = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Entry& piece = *pieces[i];
+    if (piece.shape != first.shape || piece.dtype != first.dtype)
+      return "has pieces of different shapes or dtypes";
+    for (std::size_t j = 0; j < i; ++j)
+      if (element_count(intersect(piece.box, pieces[j]->box)) > 0)
+        return str("is stored twice in ", to_text(intersect(piece.box, pieces[j]->box)));
+    stored += element_count(piece.box);
+  }
+  return stored == element_count(whole(first.shape)) ? "" : "is not stored whole";
+}
+
 }  // namespace
 
 Loader::Loader(const fs::path& step_folder, bool verify) : path_(step_folder) {
@@ -71,6 +87,11 @@ Loader::Loader(const fs::path& step_folder, bool verify) : path_(step_folder) {
       throw WorldError(str((path_ / entry.file).string(), ": the checksum of ", entry.name,
                            " does not hold: the file is damaged"));
   }
+  std::map<std::string, std::vector<const Entry*>> pieces;
+  for (const Entry& entry : manifest_.entries) pieces[entry.name].push_back(&entry);
+  for (const auto& [name, all] : pieces)
+    if (const std::string gap = gap_in(all); !gap.empty())
+      throw WorldError(str(file.string(), ": ", name, " ", gap));
 }
 
 void Loader::read(const std::string& name, const Box& box, std::byte* out) const {

@@ -11,8 +11,9 @@ namespace tutti::checkpoint {
 
 class Loader {
  public:
-  // Opens one step's folder and checks that all pieces are there and, with `verify`, that their
-  // checksums hold. WorldError names the file or tensor and what is wrong with it.
+  // Opens one step's folder and checks that the manifest's checksum holds, that the pieces are
+  // there and make up each tensor, each element once, and, with `verify`, that their checksums
+  // hold. WorldError names the file or tensor and what is wrong with it.
   explicit Loader(const fs::path& step_folder, bool verify = true);
 
   std::int64_t step() const { return manifest_.step; }

@@ -1,5 +1,8 @@
 #include "checkpoint/saver.h"
 
+#include <fcntl.h>
+#include <stdio.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -72,6 +75,7 @@ struct Saver::Work {
         write();
       } catch (...) {
         met = std::current_exception();
+        discard();
       }
       lock.lock();
       if (met)
@@ -105,6 +109,15 @@ struct Saver::Work {
     if (rank == 0) name_it();
   }
 
+  // After a failure: gives the space back, and leaves no part that a later try could take for its
+  // own.
+  void discard() {
+    std::error_code ignored;
+    if (rank == 0) fs::remove_all(partial(), ignored);
+    fs::remove(part_of(rank), ignored);
+    fs::remove(partial() / shard_name(rank), ignored);
+  }
+
   void name_it() {
     Manifest manifest{step, world, state, {}};
     const double start = real_clock().now();
@@ -121,13 +134,26 @@ struct Saver::Work {
     }
     write_file(partial() / "manifest.json", to_json(manifest).dump(1));
     const fs::path final = folder / step_folder_name(step);
-    remove_folder(final);
-    std::error_code failed;
-    fs::rename(partial(), final, failed);
-    if (failed) throw WorldError(str("cannot name ", final.string(), ": ", failed.message()));
+    if (!exchange(partial(), final)) {
+      remove_folder(final);
+      std::error_code failed;
+      fs::rename(partial(), final, failed);
+      if (failed) throw WorldError(str("cannot name ", final.string(), ": ", failed.message()));
+    }
     make_durable(folder);
-    for (std::int64_t old : superseded(steps_in(folder), keep))
-      remove_folder(folder / step_folder_name(old));
+    remove_folder(partial());  // a checkpoint of the same step that was replaced
+    auto steps = steps_in(folder);
+    std::erase_if(steps, [&](std::int64_t other) { return other > step; });  // another run's future
+    for (std::int64_t old : superseded(steps, keep)) remove_folder(folder / step_folder_name(old));
+  }
+
+  // Swaps two folders in one instant; false if one is absent or the file system cannot.
+  static bool exchange(const fs::path& a, const fs::path& b) {
+#ifdef RENAME_EXCHANGE
+    return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+#else
+    return false;
+#endif
   }
 
   // Loses its name first, so that a kill in between leaves no half checkpoint under a good name.

@@ -47,8 +47,10 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  // Every rank calls it with the same names. If the save before is still being written, waits for
-  // it. Returns the seconds that the caller was held up. Rethrows what an earlier save met.
+  // Every rank calls it with the same names of replicated tensors; the state is rank 0's. A step
+  // may be saved again (the new one takes the place of the old in one instant) once wait() has
+  // returned on all ranks. If the save before is still being written, waits for it. Returns the
+  // seconds that the caller was held up. Rethrows what an earlier save met.
   double save(std::int64_t step, std::span<const TensorView> tensors, const Json& state);
 
   // Returns when nothing is being written any more. WorldError: full disk, no permission, a rank

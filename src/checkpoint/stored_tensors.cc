@@ -51,7 +51,14 @@ StoredFile::StoredFile(const fs::path& path) : path_(path), file_(path) {
   std::memcpy(&length, all.data(), sizeof length);
   if (length > all.size() - sizeof length) damaged(path, "its header is cut");
   const std::string_view text(reinterpret_cast<const char*>(all.data()) + sizeof length, length);
-  const Json header = parse_json(text, path.string());
+  // The JSON library takes a zero byte for the end.
+  if (text.find('\0') != text.npos) damaged(path, "its header holds a zero byte");
+  Json header;
+  try {
+    header = parse_json(text, path.string());
+  } catch (const ConfigError&) {
+    damaged(path, "its header is not JSON");
+  }
   if (!header.is_object()) damaged(path, "its header is not an object");
   for (const auto& [name, entry] : header.items())
     if (name != "__metadata__")
