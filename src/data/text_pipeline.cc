@@ -151,7 +151,7 @@ PreTokenizer metaspace(const Part& part) {
     for (std::size_t i = 0; i < pieces.views.size(); ++i) {
       std::string text = space.replace(pieces.views[i], mark);
       const bool wanted = scheme == "always" || (scheme == "first" && i == 0 && pieces.at_start);
-      if (wanted && !text.starts_with(mark)) text = mark + text;
+      if (wanted && !text.starts_with(mark)) text.insert(0, mark);
       pieces.owned.push_back(std::move(text));
       pieces.views[i] = pieces.owned.back();
     }

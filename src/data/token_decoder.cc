@@ -122,7 +122,7 @@ TokenDecoder make_token_decoder(const Part& part) {
   const std::string type = part.at("type");
   if (type == "ByteLevel") return decode_byte_level;
   if (type == "ByteFallback") return decode_byte_fallback;
-  if (type == "Fuse") return [](Tokens tokens) { return Tokens{joined(tokens)}; };
+  if (type == "Fuse") return [](const Tokens& tokens) { return Tokens{joined(tokens)}; };
   if (type == "Strip") return strip_decoder(part);
   if (type == "Metaspace") return metaspace_decoder(part);
   if (type == "Replace") {

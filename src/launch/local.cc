@@ -137,7 +137,9 @@ class Run {
 
   void take_ends() {
     for (Worker& worker : workers_) {
-      if (worker.end || !(worker.end = worker.process.end())) continue;
+      if (worker.end) continue;
+      worker.end = worker.process.end();
+      if (!worker.end) continue;
       log_debug(str("rank ", worker.rank, ": ", to_text(*worker.end)));
       if (killing_ || failed_) continue;
       if (was_interrupted(*worker.end)) {

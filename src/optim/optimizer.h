@@ -41,8 +41,8 @@ class Optimizer {
 //        torch.optim.AdamW): w -= lr*wd*w; w -= lr/(1-b1^t) * m / (sqrt(v)/sqrt(1-b2^t) + eps).
 // sgd    b = momentum*b + g; w -= lr * (nesterov ? g + momentum*b : b); decoupled decay as above.
 // muon   Jordan et al., "Muon", 2024: nesterov momentum, orthogonalised by five Newton-Schulz
-// steps,
-//        for the hidden matrices, with lr * matrix_lr / recipe lr; adamw for everything else.
+//        steps, for the hidden matrices, with lr * matrix_lr / recipe lr * sqrt(max(1, rows /
+//        columns)); adamw for everything else.
 // Weight decay applies to segments of two and more dimensions.
 std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,
                                           std::vector<Segment> segments,

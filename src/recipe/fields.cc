@@ -48,8 +48,8 @@ const Limits positive{{}, 0, {}, {}}, not_negative{0, {}, {}, {}}, ratio{0, {}, 
 // `at` takes a Recipe, const or not, to the member; each maker builds one Field from it. `convert`
 // turns text into an optional value.
 template <class At, class Convert, class Show>
-Field make(const char* name, Kind kind, const char* doc, std::string rule, At at, Convert convert,
-           Show show) {
+Field make(const char* name, Kind kind, const char* doc, std::string rule, At at,
+           const Convert& convert, Show show) {
   Field field{name, kind, doc, std::move(rule), {}, {}, {}, {}, {}};
   field.set = [at, convert](Recipe& recipe, const std::string& text) {
     const auto value = convert(text);
@@ -169,7 +169,7 @@ void append(std::vector<Field>& all, std::vector<Field> more) {
   std::move(more.begin(), more.end(), std::back_inserter(all));
 }
 
-#define AT(member) [](auto& r) -> auto& { return r.member; }
+#define AT(member) [](auto& r) -> auto& { return r.member; }  // NOLINT(bugprone-macro-parentheses)
 
 std::vector<Field> run_fields() {
   return {
