@@ -1,5 +1,6 @@
 #include "collective/gloo.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 
 // The wheel exports Gloo but lacks its headers; the system's serve where they are installed.
@@ -75,7 +76,18 @@ class LocalPeers {
     }
   }
 
+  // A peer's socket closes a moment before its process counts as ended: looks for up to a second.
   std::string lost() const {
+    std::string text;
+    for (int look = 0; look < 100 && text.empty(); ++look) {
+      text = ended();
+      if (text.empty()) real_clock().sleep(0.01);
+    }
+    return text;
+  }
+
+ private:
+  std::string ended() const {
     std::string text;
     for (std::size_t r = 0; r < watches_.size(); ++r)
       if (watches_[r].ended())
@@ -84,7 +96,6 @@ class LocalPeers {
     return text;
   }
 
- private:
   std::vector<int> processes_;
   std::vector<comm::ProcessWatch> watches_;
 };
