@@ -163,7 +163,8 @@ TEST_CASE("history: without a resume record, what was written last counts") {
   write_steps(writer, 1, 5, 0);
   write_steps(writer, 3, 4, 50);
   writer.stop();
-  const auto& loss = History(file).series("loss");
+  const History history(file);
+  const auto& loss = history.series("loss");
   REQUIRE(loss.size() == 4);
   CHECK(loss[2].value == 53.0);
 }
