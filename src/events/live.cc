@@ -96,7 +96,7 @@ std::string head_line(const LiveState& state, std::size_t width, bool color, dou
   std::vector<Part> parts = {{step, 0}};
   if (progress.share >= 0) parts.push_back({number("%3.0f%%", 100 * progress.share), 1});
   if (progress.left > 0) parts.push_back({human_seconds(progress.left) + " left", 2});
-  const std::string text = fitted(parts, width, false);
+  std::string text = fitted(parts, width, false);
   const std::size_t room = std::min<std::size_t>(60, width - std::min(width, columns(text) + 2));
   if (progress.share < 0 || room < 8) return text;
   const auto full =
