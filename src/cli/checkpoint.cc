@@ -33,7 +33,7 @@ void add_checkpoint(CLI::App& app, Action& chosen) {
   group->footer(example("tutti checkpoint list runs/shakespeare"));
   auto path = std::make_shared<std::string>();
   const auto add = [&](const char* name, const char* help,
-                       std::function<int(const fs::path&)> action) {
+                       const std::function<int(const fs::path&)>& action) {
     CLI::App* verb = group->add_subcommand(name, help);
     verb->add_option("PATH", *path, "a run's folder or a checkpoint's")->required();
     verb->footer(example(std::string("tutti checkpoint ") + name + " runs/shakespeare"));
