@@ -148,8 +148,8 @@ Finding ports() {
 Finding corpus() {
   const fs::path root = program_folder().parent_path().parent_path().parent_path();
   for (const fs::path& base : {fs::path("."), root}) {
-    if (fs::exists(base / "data/shakespeare")) {
-      return {Grade::good, "corpus", (base / "data/shakespeare").lexically_normal().string(), ""};
+    if (fs::exists(base / "corpus/shakespeare")) {
+      return {Grade::good, "corpus", (base / "corpus/shakespeare").lexically_normal().string(), ""};
     }
   }
   return {Grade::note, "corpus", "Shakespeare's plays are not here",

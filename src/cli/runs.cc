@@ -40,7 +40,14 @@ std::string number_or_none(const Json& value) {
   return value.is_number() ? str(value.get<double>()) : "none";
 }
 
-void say_where(const events::RunFolder& run, const Json& summary) {
+std::string quoted(std::string text) {
+  for (std::size_t at = 0; (at = text.find('\'', at)) != std::string::npos; at += 4)
+    text.replace(at, 1, "'\\''");
+  return "'" + text + "'";
+}
+
+void say_where(const events::RunFolder& run, const recipe::Recipe& recipe, const Json& summary) {
+  const std::string& prompt = recipe.logging.sample_prompt;
   std::cout << "step " << summary["steps"] << ": loss " << number_or_none(summary["loss"])
             << ", validation loss " << number_or_none(summary["validation_loss"]) << "; "
             << (summary["tokens_per_second"].is_number()
@@ -48,7 +55,8 @@ void say_where(const events::RunFolder& run, const Json& summary) {
                     : "")
             << human_seconds(summary["seconds"].get<double>()) << "\n"
             << "  look at it   " << run.report().string() << "\n"
-            << "  let it write tutti generate " << run.path().string() << " --prompt 'ROMEO:'\n"
+            << "  let it write tutti generate " << run.path().string() << " --prompt "
+            << quoted(trim(prompt).empty() ? "Once" : prompt) << "\n"
             << "  take it away tutti export " << run.path().string() << " --to FOLDER\n";
 }
 
@@ -72,7 +80,7 @@ int launch_run(const events::RunFolder& run, const recipe::Recipe& recipe, bool 
   events::write_summary(run, summary);
   if (recipe.logging.report) events::write_report(run);
   view.finish(summary);
-  if (outcome.exit_code == exit_ok && show == Show::automatic) say_where(run, summary);
+  if (outcome.exit_code == exit_ok && show == Show::automatic) say_where(run, recipe, summary);
   if (outcome.interrupted)
     std::cerr << "stopped and saved; go on with: tutti resume " << run.path().string() << "\n";
   return outcome.exit_code;

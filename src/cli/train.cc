@@ -34,11 +34,14 @@ void add_common(CLI::App* verb, const std::shared_ptr<Options>& options) {
   verb->add_flag("--quiet", options->quiet, "print nothing but errors")->excludes(json);
 }
 
-recipe::Recipe read_recipe(const fs::path& file, const Options& options) {
+recipe::Recipe read_recipe(const fs::path& file, const Options& options, bool resume) {
   std::vector<std::string> overrides = options.overrides;
   if (options.workers > 0) overrides.push_back(str("parallel.workers=", options.workers));
-  recipe::Parsed parsed = recipe::load(file, overrides);
-  for (const Violation& note : parsed.notes) std::cerr << "note: " << to_text(note) << "\n";
+  recipe::Parsed parsed = recipe::load(
+      file, overrides, resume ? recipe::Inputs::data : recipe::Inputs::data_and_weights);
+  // A resolved recipe sets all options, also those without effect.
+  if (!resume)
+    for (const Violation& note : parsed.notes) std::cerr << "note: " << to_text(note) << "\n";
   return parsed.recipe;
 }
 
@@ -47,10 +50,10 @@ int train(const Options& options) {
   if (!fs::exists(options.recipe))
     throw ConfigError(
         {{"RECIPE", "", options.recipe, "does not exist", "recipes/shakespeare.yaml is one"}});
-  recipe::Recipe recipe = read_recipe(options.recipe, options);
+  recipe::Recipe recipe = read_recipe(options.recipe, options, false);
   recipe::resolve(recipe, launch::usable_cores());
-  const auto run = events::create_run(options.out.empty() ? events::default_run_path(recipe.name)
-                                                          : fs::path(options.out));
+  const auto run =
+      options.out.empty() ? events::create_dated_run(recipe.name) : events::create_run(options.out);
   const events::RunLock lock(run);
   write_file(run.recipe(), recipe::to_yaml(recipe));
   return launch_run(run, recipe, false, options.show());
@@ -77,7 +80,7 @@ int resume(const std::string& folder, const Options& options) {
                        "start a new one: tutti train " + run.recipe().string()});
   }
   if (!wrong.empty()) throw ConfigError(wrong);
-  recipe::Recipe recipe = read_recipe(run.recipe(), options);
+  recipe::Recipe recipe = read_recipe(run.recipe(), options, true);
   recipe::resolve(recipe, launch::usable_cores());
   write_file(run.recipe(), recipe::to_yaml(recipe));
   return launch_run(run, recipe, true, options.show());

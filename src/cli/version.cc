@@ -1,5 +1,6 @@
 #include <iostream>
 
+#include "base/version.h"
 #include "cli/verbs.h"
 
 namespace tutti::cli {
@@ -9,7 +10,7 @@ void add_version(CLI::App& app, Action& chosen) {
   verb->footer(example("tutti version"));
   verb->callback([&chosen] {
     chosen = [] {
-      std::cout << "tutti " << TUTTI_VERSION << "\n";
+      std::cout << "tutti " << version << "\n";
       return 0;
     };
   });

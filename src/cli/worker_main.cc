@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/version.h"
 #include "nn/generate.h"
 #include "nn/hugging_face.h"
 #include "recipe/parse.h"
@@ -51,7 +52,7 @@ Arguments parse(int argc, char** argv) {
 
 recipe::Recipe recipe_of(const fs::path& run) {
   return recipe::parse(read_file(run / "recipe.yaml"), (run / "recipe.yaml").string(), {}, run,
-                       false)
+                       recipe::Inputs::none)
       .recipe;
 }
 
@@ -126,7 +127,7 @@ int export_model(const Arguments& arguments) {
 int run(int argc, char** argv) {
   const std::string verb = argc > 1 ? argv[1] : "";
   if (verb == "version") {
-    std::cout << "tutti-worker " TUTTI_VERSION ", libtorch " TORCH_VERSION << "\n";
+    std::cout << "tutti-worker " << version << ", libtorch " << TORCH_VERSION << "\n";
     return exit_ok;
   }
   const Arguments arguments = parse(argc, argv);

@@ -266,6 +266,20 @@ TEST_CASE("run folder: the default name is free") {
   fs::current_path(before);
 }
 
+TEST_CASE("run folder: runs/NAME is the newest of that name, unless it is something else") {
+  const TempFolder folder;
+  const fs::path before = fs::current_path();
+  fs::current_path(folder.path());
+  for (int i = 0; i < 2; ++i) {
+    const RunFolder run = create_dated_run("tiny");
+    CHECK(fs::equivalent("runs/tiny", run.path()));
+  }
+  make_folders("runs/own");
+  create_dated_run("own");
+  CHECK_FALSE(fs::is_symlink("runs/own"));
+  fs::current_path(before);
+}
+
 TEST_CASE("lock: one process a run; its end, even by SIGKILL, frees it") {
   const TempFolder folder;
   const RunFolder run = create_run(folder.path() / "run");

@@ -38,6 +38,17 @@ RunFolder create_run(const fs::path& path) {
   return run;
 }
 
+RunFolder create_dated_run(const std::string& name) {
+  const RunFolder run = create_run(default_run_path(name));
+  const fs::path link = run.path().parent_path() / name;
+  std::error_code ignored;
+  if (fs::exists(fs::symlink_status(link)) && !fs::is_symlink(link)) return run;
+  const fs::path fresh = run.path() / ".newest";
+  fs::create_symlink(run.path().filename(), fresh, ignored);
+  fs::rename(fresh, link, ignored);
+  return run;
+}
+
 RunFolder open_run(const fs::path& path) {
   const RunFolder run(path);
   if (!fs::exists(run.recipe()))

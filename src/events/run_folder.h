@@ -27,6 +27,10 @@ class RunFolder {
 // choose another folder); WorldError if it may not be written.
 RunFolder create_run(const fs::path& path);
 
+// The same in a folder of its own, runs/NAME-DATE, to which the link runs/NAME then points (unless
+// something else has that name).
+RunFolder create_dated_run(const std::string& name);
+
 // ConfigError if there is no run.
 RunFolder open_run(const fs::path& path);
 

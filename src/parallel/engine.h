@@ -32,6 +32,8 @@ class Task {
   virtual Loss loss(const Batch& batch) = 0;
   // What one sample costs, forward and backward, for MFU; 0 if not known.
   virtual double flops_per_sample() const { return 0; }
+  // What a checkpoint should say of the model, so that it can be built again: JSON.
+  virtual std::string description() const { return "{}"; }
   // Called before each micro-batch with the optimizer step and the micro-batch's id in it, so that
   // dropout draws by name and position (promise 4).
   virtual void at(std::int64_t /*step*/, std::int64_t /*micro_batch*/) {}

@@ -176,7 +176,7 @@ const std::vector<Bad>& bad_recipes() {
 
 std::string error_of(const Bad& bad) {
   try {
-    recipe::parse(bad.yaml, "r.yaml", bad.overrides, ".", false);
+    recipe::parse(bad.yaml, "r.yaml", bad.overrides, ".", recipe::Inputs::none);
   } catch (const ConfigError& error) {
     return error.what();
   }

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/fs.h"
-#include "recipe/recipe.h"
+#include "recipe/parse.h"
 
 namespace tutti::recipe {
 
@@ -22,9 +22,10 @@ std::vector<Violation> contradictions(const Recipe& recipe, const Where& where,
 // Fields that were set but have no effect.
 std::vector<Violation> without_effect(const Recipe& recipe, const Where& where);
 
-// Makes relative data paths that do not exist here relative to `folder`; absent ones are
-// violations.
-std::vector<Violation> find_data(Recipe& recipe, const fs::path& folder, const Where& where);
+// Looks for the paths that a recipe names, here and in `folder`, and makes those found absolute;
+// absent ones are violations.
+std::vector<Violation> find_inputs(Recipe& recipe, Inputs inputs, const fs::path& folder,
+                                   const Where& where);
 
 // The fields that model.from sets.
 const std::vector<std::string>& shape_fields();

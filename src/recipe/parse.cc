@@ -100,14 +100,13 @@ class Parser {
     }
   }
 
-  Parsed finish(const fs::path& folder, bool check_data) {
+  Parsed finish(const fs::path& folder, Inputs inputs) {
     const Where where = [this](const std::string& field) {
       const auto at = set_.find(field);
       return at == set_.end() ? std::string() : at->second.where;
     };
     for (const Violation& found : contradictions(recipe_, where, bad_)) add(found);
-    if (check_data)
-      for (const Violation& found : find_data(recipe_, folder, where)) add(found);
+    for (const Violation& found : find_inputs(recipe_, inputs, folder, where)) add(found);
     if (!violations_.empty()) throw ConfigError(violations_);
     for (const Violation& note : without_effect(recipe_, where)) notes_.push_back(note);
     return {recipe_, notes_};
@@ -272,21 +271,21 @@ class Parser {
 }  // namespace
 
 Parsed parse(const std::string& yaml, const std::string& origin,
-             const std::vector<std::string>& overrides, const fs::path& folder, bool check_data) {
+             const std::vector<std::string>& overrides, const fs::path& folder, Inputs inputs) {
   Parser parser;
   std::error_code ignored;
   parser.read(yaml, origin, folder, {fs::weakly_canonical(origin, ignored)});
   parser.override_with(overrides);
-  return parser.finish(folder, check_data);
+  return parser.finish(folder, inputs);
 }
 
-Parsed load(const fs::path& file, const std::vector<std::string>& overrides, bool check_data) {
+Parsed load(const fs::path& file, const std::vector<std::string>& overrides, Inputs inputs) {
   std::error_code error;
   if (!fs::exists(file, error) || fs::is_directory(file, error))
     throw ConfigError(
         {{"", "", "", str("there is no recipe ", file.string()), nearest_file(file)}});
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  return parse(read_file(file), file.string(), overrides, folder, check_data);
+  return parse(read_file(file), file.string(), overrides, folder, inputs);
 }
 
 }  // namespace tutti::recipe

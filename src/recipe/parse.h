@@ -2,7 +2,7 @@
 //
 // A file may name another by `base:` (relative to itself), whose fields it overrides; overrides
 // "a.b=c" come last, a later one winning. Paths of data are relative to the current folder, and, if
-// nothing is there, to the recipe's folder; the Recipe holds the path that was found.
+// nothing is there, to the recipe's folder; the Recipe holds the absolute path that was found.
 //
 // model.from replaces the shape that a base gave; beside shape fields of the same file it is a
 // contradiction.
@@ -21,16 +21,19 @@ struct Parsed {
   std::vector<Violation> notes;  // not mistakes: options without effect
 };
 
+// Which of the files that a recipe names must exist: `data` are the texts and the tokenizer,
+// `weights` is model.from, which a run needs only at its start.
+enum class Inputs { none, data, data_and_weights };
+
 // ConfigError with all violations: a file or data that is absent; unknown, misspelt, doubled and
 // missing fields; wrong types and ranges; contradictions. WorldError if the recipe is there but
 // cannot be read.
 Parsed load(const fs::path& file, const std::vector<std::string>& overrides = {},
-            bool check_data = true);
+            Inputs inputs = Inputs::data_and_weights);
 
 // The same from text; `origin` is what errors call it, `folder` what relative paths may start from.
-// check_data false leaves the data's existence alone.
 Parsed parse(const std::string& yaml, const std::string& origin,
              const std::vector<std::string>& overrides = {}, const fs::path& folder = ".",
-             bool check_data = true);
+             Inputs inputs = Inputs::data_and_weights);
 
 }  // namespace tutti::recipe

@@ -20,7 +20,7 @@ namespace {
 using Unit = Duration::Unit;
 
 Parsed read(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
-  return parse("data: {train: a.txt}\n" + yaml, "r.yaml", overrides, ".", false);
+  return parse("data: {train: a.txt}\n" + yaml, "r.yaml", overrides, ".", Inputs::none);
 }
 
 void put(const fs::path& file, const std::string& text) {
@@ -229,11 +229,11 @@ TEST_CASE("model.from replaces a base's shape, but not one beside it") {
   const TempFolder folder;
   put(folder.path() / "base.yaml", "data: {train: x}\nmodel: {layers: 7}\n");
   put(folder.path() / "a.yaml", "base: base.yaml\nmodel: {from: hf}\n");
-  const Parsed parsed = load(folder.path() / "a.yaml", {}, false);
+  const Parsed parsed = load(folder.path() / "a.yaml", {}, Inputs::none);
   CHECK(parsed.recipe.model.layers == Model().layers);
   CHECK(noted(parsed, "model.layers", "model.from"));
-  CHECK_NOTHROW(load(folder.path() / "base.yaml", {"model.from=hf"}, false));
-  CHECK_THROWS_AS(load(folder.path() / "a.yaml", {"model.layers=3"}, false), ConfigError);
+  CHECK_NOTHROW(load(folder.path() / "base.yaml", {"model.from=hf"}, Inputs::none));
+  CHECK_THROWS_AS(load(folder.path() / "a.yaml", {"model.layers=3"}, Inputs::none), ConfigError);
 }
 
 TEST_CASE("options without effect are said, and only where they were set") {
@@ -295,7 +295,7 @@ TEST_CASE("to_yaml parses back to the same value: random recipes") {
 
     const std::string text = to_yaml(recipe);
     CAPTURE(text);
-    const Recipe again = parse(text, "r.yaml", {}, ".", false).recipe;
+    const Recipe again = parse(text, "r.yaml", {}, ".", Inputs::none).recipe;
     CHECK(to_yaml(again) == text);
     for (const Field& field : fields())
       if (field.get) CHECK(field.get(again) == field.get(recipe));
@@ -354,14 +354,14 @@ TEST_CASE("describe: a field, a group, a misspelling") {
 TEST_CASE("recipes/: all parse without a note; peer is the peer's run") {
   for (const char* name : {"shakespeare", "gpt2_tiny", "peer"}) {
     CAPTURE(name);
-    CHECK(load(str("recipes/", name, ".yaml"), {}, false).notes.empty());
+    CHECK(load(str("recipes/", name, ".yaml"), {}, Inputs::none).notes.empty());
   }
-  Recipe r = load("recipes/peer.yaml", {}, false).recipe;
+  Recipe r = load("recipes/peer.yaml", {}, Inputs::none).recipe;
   resolve(r, 256, 2);
   CHECK(r.model.mlp == 688);
   CHECK(r.model.kv_heads == 4);
   CHECK(r.data.order == "sequential");
   CHECK(r.optimizer.beta2 == 0.95);
   CHECK(r.schedule.warmup == Duration{10, Unit::steps});
-  CHECK_NOTHROW(load("recipes/peer.yaml", {"model.from=hf"}, false));  // as the bench does
+  CHECK_NOTHROW(load("recipes/peer.yaml", {"model.from=hf"}, Inputs::none));  // as the bench does
 }

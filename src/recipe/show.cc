@@ -146,4 +146,27 @@ std::string describe(const std::string& name) {
   return text.empty() ? str(name, " is not a field of a recipe; ", suggest_name(name), "\n") : text;
 }
 
+Json to_json(const Recipe& recipe, const std::string& group) {
+  Json json = Json::object();
+  for (const Field& field : fields())
+    if (field.name.starts_with(group + ".") && field.get)
+      json[field.name.substr(group.size() + 1)] = field.get(recipe);
+  return json;
+}
+
+void from_json(Recipe& recipe, const std::string& group, const Json& json,
+               const std::string& origin) {
+  std::vector<Violation> wrong;
+  for (const auto& [name, value] : json.items()) {
+    const std::string full = str(group, ".", name);
+    const Field* field = find_field(full);
+    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    if (!field || !field->set)
+      wrong.push_back({full, origin, text, "is not a field of this version", ""});
+    else if (!field->set(recipe, text))
+      wrong.push_back({full, origin, text, field->rule, ""});
+  }
+  if (!wrong.empty()) throw ConfigError(wrong);
+}
+
 }  // namespace tutti::recipe

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/json.h"
 #include "recipe/recipe.h"
 
 namespace tutti::recipe {
@@ -11,6 +12,12 @@ namespace tutti::recipe {
 // All fields, in groups; parse() takes it back to the same value. With model.from the shape fields,
 // which the folder sets, are left out.
 std::string to_yaml(const Recipe& recipe);
+
+// The fields of a group ("model") as an object, name to text, and back. ConfigError names what is
+// not a field of the group or breaks its rule; `origin` is what the error calls the object.
+Json to_json(const Recipe& recipe, const std::string& group);
+void from_json(Recipe& recipe, const std::string& group, const Json& json,
+               const std::string& origin);
 
 // JSON Schema (draft 2020-12) that lets editors complete and check recipes.
 std::string json_schema();

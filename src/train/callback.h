@@ -8,6 +8,14 @@
 
 namespace tutti::train {
 
+// When training begins: where it stands and how far it goes, in steps and in seconds of training.
+struct StartEvent {
+  std::int64_t first_step = 0;   // steps done before, by the run that is resumed
+  std::int64_t total_steps = 0;  // 0: the duration is in seconds
+  double seconds_before = 0;
+  double total_seconds = 0;  // 0: the duration is in steps
+};
+
 // After an optimizer step. Loss and norm are those of the global batch; `step` counts from 1.
 struct StepEvent {
   std::int64_t step = 0;
@@ -25,10 +33,14 @@ struct StepEvent {
 class Callback {
  public:
   virtual ~Callback() = default;
-  virtual void on_start(std::int64_t /*first_step*/, std::int64_t /*total_steps*/) {}
+  virtual void on_start(const StartEvent&) {}
   virtual void on_step(const StepEvent&) {}
   virtual void on_evaluation(std::int64_t /*step*/, double /*validation_loss*/) {}
   virtual void on_checkpoint(std::int64_t /*step*/) {}
+  // Time between steps that an "evaluation" or a "checkpoint" took (of this one: while training
+  // stood still); `start` in seconds since 1970.
+  virtual void on_span(const char* /*name*/, std::int64_t /*step*/, double /*start*/,
+                       double /*seconds*/) {}
   // True ends the run after this step, in order: evaluation, checkpoint, report.
   virtual bool should_stop() const { return false; }
   virtual void on_end(std::int64_t /*steps*/) {}

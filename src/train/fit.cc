@@ -99,8 +99,9 @@ Result fit(int argc, char** argv, const recipe::Recipe& asked, parallel::Task& t
     return work(recipe,
                 worker_from_environment(folder, std::getenv(resume_variable) == std::string("1")),
                 task, train, validation, std::move(callbacks));
-  const fs::path out = options.out.empty() ? events::default_run_path(recipe.name) : options.out;
-  const auto run = options.resume ? events::open_run(out) : events::create_run(out);
+  const auto run = options.resume        ? events::open_run(options.out)
+                   : options.out.empty() ? events::create_dated_run(recipe.name)
+                                         : events::create_run(options.out);
   const events::RunLock lock(run);
   write_file(run.recipe(), recipe::to_yaml(recipe));
   return launch_self(argc, argv, recipe, run, options);

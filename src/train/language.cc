@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "nn/hugging_face.h"
+#include "recipe/show.h"
 
 namespace tutti::train {
 
@@ -23,6 +24,13 @@ parallel::Loss LanguageTask::loss(const parallel::Batch& batch) {
 
 double LanguageTask::flops_per_sample() const {
   return model_->flops_per_token(sequence_) * static_cast<double>(sequence_);
+}
+
+std::string LanguageTask::description() const {
+  recipe::Recipe recipe;
+  recipe.model = model_->config();
+  recipe.model.from.clear();
+  return recipe::to_json(recipe, "model").dump();
 }
 
 void LanguageTask::at(std::int64_t step, std::int64_t micro_batch) {
@@ -67,6 +75,13 @@ std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& rec
   else
     nn::load_weights(*model, recipe.model.from);
   return model;
+}
+
+std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& recipe,
+                                                       const checkpoint::Loader& checkpoint) {
+  recipe::Recipe described = recipe;
+  recipe::from_json(described, "model", checkpoint.state().at("model"), "the checkpoint");
+  return nn::make_model(described.model);
 }
 
 }  // namespace tutti::train

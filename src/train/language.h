@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 
+#include "checkpoint/loader.h"
 #include "data/sampler.h"
 #include "nn/model.h"
 #include "parallel/engine.h"
@@ -18,6 +19,7 @@ class LanguageTask : public parallel::Task {
   nn::LanguageModel& model() { return *model_; }
   parallel::Loss loss(const parallel::Batch& batch) override;
   double flops_per_sample() const override;
+  std::string description() const override;  // the recipe's group "model"
   void at(std::int64_t step, std::int64_t micro_batch) override;
 
  private:
@@ -43,5 +45,9 @@ class TokenSamples : public Samples {
 // `vocab` is the tokenizer's. ConfigError if the tokens do not fit the model.
 std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& recipe,
                                                        std::int64_t vocab);
+
+// The model that a checkpoint describes, without weights.
+std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& recipe,
+                                                       const checkpoint::Loader& checkpoint);
 
 }  // namespace tutti::train

@@ -9,18 +9,22 @@ using Pair = std::pair<const char*, double>;
 Recorder::Recorder(const Worker& worker, const recipe::Recipe& recipe, Json facts)
     : worker_(worker),
       facts_(std::move(facts)),
-      writer_(events::RunFolder(worker.folder).events(worker.rank), worker.rank) {
-  if (worker.rank == 0 && recipe.logging.tensorboard)
-    tensorboard_ =
-        std::make_unique<events::TensorBoard>(events::RunFolder(worker.folder).tensorboard());
-}
+      writer_(events::RunFolder(worker.folder).events(worker.rank), worker.rank),
+      tensorboard_wanted_(worker.rank == 0 && recipe.logging.tensorboard) {}
 
-void Recorder::on_start(std::int64_t first_step, std::int64_t total_steps) {
-  if (worker_.resume) writer_.instant("resume", first_step, {{"step", first_step}});
-  facts_["first_step"] = first_step;
-  facts_["total_steps"] = total_steps;
+void Recorder::on_start(const StartEvent& event) {
+  if (tensorboard_wanted_)
+    tensorboard_ = std::make_unique<events::TensorBoard>(
+        events::RunFolder(worker_.folder).tensorboard(), event.first_step);
+  if (worker_.resume) writer_.instant("resume", event.first_step, {{"step", event.first_step}});
   facts_["workers"] = worker_.world_size;
-  writer_.instant("start", first_step, facts_);
+  facts_["first_step"] = event.first_step;
+  facts_["total_steps"] = event.total_steps;
+  if (event.total_seconds > 0) {
+    facts_["total_seconds"] = event.total_seconds;
+    facts_["seconds_before"] = event.seconds_before;
+  }
+  writer_.instant("start", event.first_step, facts_);
 }
 
 void Recorder::on_step(const StepEvent& event) {
@@ -55,6 +59,10 @@ void Recorder::on_evaluation(std::int64_t step, double loss) {
 
 void Recorder::on_checkpoint(std::int64_t step) {
   if (worker_.rank == 0) writer_.instant("checkpoint", step, {{"step", step}});
+}
+
+void Recorder::on_span(const char* name, std::int64_t step, double start, double seconds) {
+  writer_.span(name, step, start, seconds);
 }
 
 void Recorder::sample(std::int64_t step, const std::string& text) {

@@ -17,10 +17,11 @@ class Recorder : public Callback {
  public:
   // `facts` go into the record "start": parameters, transport, threads and the like.
   Recorder(const Worker& worker, const recipe::Recipe& recipe, Json facts);
-  void on_start(std::int64_t first_step, std::int64_t total_steps) override;
+  void on_start(const StartEvent& event) override;
   void on_step(const StepEvent& event) override;
   void on_evaluation(std::int64_t step, double loss) override;
   void on_checkpoint(std::int64_t step) override;
+  void on_span(const char* name, std::int64_t step, double start, double seconds) override;
 
   void sample(std::int64_t step, const std::string& text);
   // The last record: the numbers of the summary.
@@ -30,6 +31,7 @@ class Recorder : public Callback {
   Worker worker_;
   Json facts_;
   events::Writer writer_;
+  bool tensorboard_wanted_;
   std::unique_ptr<events::TensorBoard> tensorboard_;
 };
 

@@ -32,13 +32,14 @@ Restored restore(const fs::path& folder, std::optional<std::int64_t> step) {
         {{"", folder.string(), "", "is not the folder of a run: it has no recipe.yaml",
           "name a folder that tutti train wrote"}});
   Restored restored;
-  restored.recipe = recipe::parse(read_file(folder / "recipe.yaml"),
-                                  (folder / "recipe.yaml").string(), {}, folder, false)
-                        .recipe;
+  restored.recipe =
+      recipe::parse(read_file(folder / "recipe.yaml"), (folder / "recipe.yaml").string(), {},
+                    folder, recipe::Inputs::none)
+          .recipe;
   const checkpoint::Loader loader(checkpoint_of(folder, step));
   restored.step = loader.step();
   restored.tokenizer = data::open_tokenizer(restored.recipe.data.tokenizer);
-  restored.model = make_language_model(restored.recipe, restored.tokenizer->vocab_size());
+  restored.model = make_language_model(restored.recipe, loader);
   torch::NoGradGuard no_grad;
   for (auto& named : restored.model->named_parameters())
     loader.read("model/" + named.key(), whole(named.value().sizes().vec()),

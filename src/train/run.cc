@@ -2,6 +2,8 @@
 
 #include <ATen/Context.h>
 
+#include "base/version.h"
+#include "checkpoint/loader.h"
 #include "data/tokenizer.h"
 #include "nn/generate.h"
 #include "parallel/replicated.h"
@@ -19,6 +21,7 @@ Json facts_of(const recipe::Recipe& recipe, const collective::Group& group,
           {"transport", group.transport()},
           {"engine", recipe.parallel.engine},
           {"precision", recipe.precision},
+          {"tutti", version},
           {"torch", TORCH_VERSION},
           {"cpu", at::get_cpu_capability()}};
 }
@@ -43,6 +46,14 @@ bool multiplies_bf16_fast() {
 #endif
 }
 
+std::shared_ptr<nn::LanguageModel> model_of(const recipe::Recipe& recipe, const Worker& worker,
+                                            std::int64_t vocab) {
+  if (worker.resume)
+    if (const auto found = checkpoint::latest(worker.folder / "checkpoints"); !found.path.empty())
+      return make_language_model(recipe, checkpoint::Loader(found.path, false));
+  return make_language_model(recipe, vocab);
+}
+
 }  // namespace
 
 // recipe -> mesh -> engine -> step -> events + checkpoint.
@@ -57,7 +68,7 @@ Result run(const recipe::Recipe& recipe, const Worker& worker) {
   if (dataset.validation)
     validation = std::make_unique<TokenSamples>(*dataset.validation, recipe.data.document_mask);
 
-  LanguageTask task(make_language_model(recipe, tokenizer->vocab_size()), recipe);
+  LanguageTask task(model_of(recipe, worker, tokenizer->vocab_size()), recipe);
   const auto group = open_group(worker, recipe.parallel);
   parallel::ReplicatedEngine engine(recipe, task, group);
 

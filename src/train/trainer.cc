@@ -142,19 +142,28 @@ void Trainer::refuse_non_finite(const parallel::StepOutcome& outcome) const {
 
 void Trainer::evaluate(StepEvent& event) {
   if (!validation_) return;
+  const double wall = wall_seconds(), start = real_clock().now();
   const std::int64_t micro = recipe_.batch.micro;
-  std::int64_t samples = validation_->epoch_size();
+  const std::int64_t samples = validation_->epoch_size(), parts = (samples + micro - 1) / micro;
+  std::int64_t count = parts;
   if (recipe_.evaluation.batches > 0)
-    samples = std::min(samples, recipe_.evaluation.batches * recipe_.batch.global);
-  const double loss = engine_.evaluate((samples + micro - 1) / micro, [&](std::int64_t id) {
-    return validation_->batch(id * micro, std::min(micro, samples - id * micro));
+    count = std::min(parts, recipe_.evaluation.batches * recipe_.batch.global / micro);
+  // A part of the held-out data is one that lies evenly over all of it.
+  const double loss = engine_.evaluate(count, [&](std::int64_t id) {
+    const std::int64_t first = id * parts / count * micro;
+    return validation_->batch(first, std::min(micro, samples - first));
   });
   event.validation_loss = result_.validation_loss = loss;
-  for (const auto& callback : callbacks_) callback->on_evaluation(step_, loss);
+  const double seconds = real_clock().now() - start;
+  for (const auto& callback : callbacks_) {
+    callback->on_span("evaluation", step_, wall, seconds);
+    callback->on_evaluation(step_, loss);
+  }
 }
 
 void Trainer::save() {
   if (saved_ == step_) return;
+  const double wall = wall_seconds(), start = real_clock().now();
   std::vector<checkpoint::TensorView> views;
   for (const parallel::StateTensor& tensor : engine_.state())
     views.push_back({tensor.name,
@@ -167,10 +176,15 @@ void Trainer::save() {
                {"samples", samples_},
                {"seconds", elapsed_},
                {"seed", recipe_.seed},
+               {"model", parse_json(task_.description(), "model")},
                {"engine", parse_json(engine_.scalars(), "engine")}});
   if (!recipe_.checkpoint.asynchronous) saver_.wait();
   saved_ = step_;
-  for (const auto& callback : callbacks_) callback->on_checkpoint(step_);
+  const double seconds = real_clock().now() - start;
+  for (const auto& callback : callbacks_) {
+    callback->on_span("checkpoint", step_, wall, seconds);
+    callback->on_checkpoint(step_);
+  }
 }
 
 bool Trainer::finished(const parallel::StepOutcome& outcome) const {
@@ -217,7 +231,9 @@ void Trainer::after(const parallel::StepOutcome& outcome, double seconds) {
 
 Result Trainer::run() {
   if (worker_.resume) resume();
-  for (const auto& callback : callbacks_) callback->on_start(step_, total_);
+  const StartEvent start_event{step_, total_, elapsed_before_,
+                               total_ > 0 ? 0 : recipe_.duration.amount};
+  for (const auto& callback : callbacks_) callback->on_start(start_event);
   started_ = real_clock().now();
   task_.module().train();
   bool over = total_ > 0 && step_ >= total_;

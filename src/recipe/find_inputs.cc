@@ -20,6 +20,8 @@ class Finder {
     else if (::access(path.c_str(), R_OK) != 0)
       found_.push_back({field, where_(place), path, "may not be read: " + errno_text(),
                         "change its permissions"});
+    else
+      path = fs::absolute(path).lexically_normal().string();
   }
 
   void find(std::vector<Source>& sources, const std::string& field) {
@@ -50,15 +52,18 @@ class Finder {
 
 }  // namespace
 
-std::vector<Violation> find_data(Recipe& recipe, const fs::path& folder, const Where& where) {
+std::vector<Violation> find_inputs(Recipe& recipe, Inputs inputs, const fs::path& folder,
+                                   const Where& where) {
+  if (inputs == Inputs::none) return {};
   Finder finder(folder, where);
   finder.find(recipe.data.train, "data.train");
   finder.find(recipe.data.validation, "data.validation");
   if (recipe.data.tokenizer != "bytes")
     finder.find(recipe.data.tokenizer, "data.tokenizer", "data.tokenizer",
                 "use bytes or the path of a tokenizer");
-  finder.find(recipe.model.from, "model.from", "model.from",
-              "name a folder with config.json and model.safetensors");
+  if (inputs == Inputs::data_and_weights)
+    finder.find(recipe.model.from, "model.from", "model.from",
+                "name a folder with config.json and model.safetensors");
   return finder.found();
 }
 
