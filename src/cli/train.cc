@@ -3,9 +3,11 @@
 #include <memory>
 
 #include "base/error.h"
+#include "checkpoint/loader.h"
 #include "cli/runs.h"
 #include "cli/verbs.h"
 #include "cli/worker.h"
+#include "data/tokenizer_trainer.h"
 #include "launch/cores.h"
 #include "recipe/parse.h"
 #include "recipe/show.h"
@@ -45,6 +47,20 @@ recipe::Recipe read_recipe(const fs::path& file, const Options& options, bool re
   return parsed.recipe;
 }
 
+// data.tokenizer = bpe-N becomes a tokenizer.json in the run's folder.
+void learn_tokenizer(recipe::Data& data, const events::RunFolder& run, Show show) {
+  const auto vocab = recipe::learnt_vocab(data.tokenizer);
+  if (!vocab) return;
+  if (show == Show::automatic)
+    std::cerr << "learning a tokenizer of " << *vocab << " tokens from data.train\n";
+  std::vector<std::string> sources;
+  for (const recipe::Source& source : data.train) sources.push_back(source.path);
+  data::TrainerOptions options;
+  options.vocab = *vocab;
+  data::train_tokenizer(sources, data.text_field, options, run.tokenizer());
+  data.tokenizer = fs::absolute(run.tokenizer());
+}
+
 int train(const Options& options) {
   find_worker();  // before anything is written
   if (!fs::exists(options.recipe))
@@ -55,6 +71,7 @@ int train(const Options& options) {
   const auto run =
       options.out.empty() ? events::create_dated_run(recipe.name) : events::create_run(options.out);
   const events::RunLock lock(run);
+  learn_tokenizer(recipe.data, run, options.show());
   write_file(run.recipe(), recipe::to_yaml(recipe));
   return launch_run(run, recipe, false, options.show());
 }
@@ -83,6 +100,8 @@ int resume(const std::string& folder, const Options& options) {
   recipe::Recipe recipe = read_recipe(run.recipe(), options, true);
   recipe::resolve(recipe, launch::usable_cores());
   write_file(run.recipe(), recipe::to_yaml(recipe));
+  for (const std::string& refused : checkpoint::latest(run.checkpoints()).refused)
+    std::cerr << "warning: " << refused << "\n";
   return launch_run(run, recipe, true, options.show());
 }
 

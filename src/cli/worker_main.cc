@@ -11,7 +11,6 @@
 #include "base/version.h"
 #include "nn/generate.h"
 #include "nn/hugging_face.h"
-#include "recipe/parse.h"
 #include "train/restore.h"
 #include "train/run.h"
 
@@ -50,25 +49,25 @@ Arguments parse(int argc, char** argv) {
   return arguments;
 }
 
-recipe::Recipe recipe_of(const fs::path& run) {
-  return recipe::parse(read_file(run / "recipe.yaml"), (run / "recipe.yaml").string(), {}, run,
-                       recipe::Inputs::none)
-      .recipe;
-}
-
 int train(const Arguments& arguments) {
   train::catch_stop_signals();
   const train::Worker worker =
       train::worker_from_environment(arguments.run, arguments.has("resume"));
-  const recipe::Recipe recipe = recipe_of(arguments.run);
+  const recipe::Recipe recipe = train::recipe_of(arguments.run);
   if (worker.world_size > 1) set_log_rank(worker.rank);
   train::prepare_process(recipe.parallel.threads);
   const train::Result result = train::run(recipe, worker);
   return result.interrupted ? exit_interrupted : exit_ok;
 }
 
+train::Restored restore(const Arguments& arguments) {
+  std::optional<std::int64_t> step;
+  if (arguments.has("checkpoint")) step = std::stoll(arguments.get("checkpoint", ""));
+  return train::restore(arguments.run, step);
+}
+
 int eval(const Arguments& arguments) {
-  auto restored = train::restore(arguments.run);
+  auto restored = restore(arguments);
   train::prepare_process(std::max<std::int64_t>(1, restored.recipe.parallel.threads));
   const train::Evaluation found = train::evaluate(restored);
   const Json json = {{"step", restored.step},
@@ -85,9 +84,7 @@ int eval(const Arguments& arguments) {
 }
 
 int generate(const Arguments& arguments) {
-  std::optional<std::int64_t> step;
-  if (arguments.has("checkpoint")) step = std::stoll(arguments.get("checkpoint", ""));
-  auto restored = train::restore(arguments.run, step);
+  auto restored = restore(arguments);
   train::prepare_process(std::max<std::int64_t>(1, restored.recipe.parallel.threads));
   const std::string prompt = arguments.get("prompt", "\n");
   std::vector<std::int64_t> ids;
@@ -111,7 +108,7 @@ int generate(const Arguments& arguments) {
 }
 
 int export_model(const Arguments& arguments) {
-  const auto restored = train::restore(arguments.run);
+  const auto restored = restore(arguments);
   const fs::path folder = arguments.get("to", "");
   nn::save_pretrained(*restored.model, folder);
   const fs::path tokenizer = restored.recipe.data.tokenizer;

@@ -119,9 +119,11 @@ std::uint64_t source_key(const std::string& source, const Tokenizer& tokenizer,
 Corpus open_tokenized(const std::string& source, const Tokenizer& tokenizer) {
   Corpus corpus = Corpus::open(source);
   if (corpus.tokenizer_hash() != tokenizer.hash())
-    throw WorldError(str(source, " was made by another tokenizer (", corpus.tokenizer_name(), ", ",
-                         hex64(corpus.tokenizer_hash()), ") than ", tokenizer.name(), " (",
-                         hex64(tokenizer.hash()), "); tokenize it anew or set data.tokenizer"));
+    throw ConfigError({{"", source, "",
+                        str("was made by another tokenizer (", corpus.tokenizer_name(), ", ",
+                            hex64(corpus.tokenizer_hash()), ") than ", tokenizer.name(), " (",
+                            hex64(tokenizer.hash()), ")"),
+                        "tokenize it anew or set data.tokenizer"}});
   return corpus;
 }
 

@@ -143,7 +143,7 @@ TEST_CASE("sources: files, folders, JSONL, and what is wrong with them") {
   CHECK(seen == std::vector<std::string>{"one", "two", "three", "four"});
   const auto fails = [&](const std::string& name, const std::string& content) {
     write_file(root / name, content);
-    return error_of<WorldError>(
+    return error_of<ConfigError>(
         [&] { for_each_document((root / name).string(), "text", false, [](std::string_view) {}); });
   };
   CHECK(has(fails("empty.txt", ""), "empty"));
@@ -152,11 +152,11 @@ TEST_CASE("sources: files, folders, JSONL, and what is wrong with them") {
   CHECK(has(fails("b.jsonl", "{\"words\":\"x\"}\n"), "b.jsonl:1: no text field \"text\""));
   CHECK(has(fails("c.jsonl", "[1]"), "not a JSON object"));
   CHECK(has(
-      error_of<WorldError>([&] { for_each_document((root / "none").string(), "text", false, {}); }),
+      error_of<ConfigError>([&] { for_each_document((root / "none").string(), "text", false, {}); }),
       "none"));
   make_folders(root / "void");
   CHECK(has(
-      error_of<WorldError>([&] { for_each_document((root / "void").string(), "text", false, {}); }),
+      error_of<ConfigError>([&] { for_each_document((root / "void").string(), "text", false, {}); }),
       "no files"));
   if (::geteuid() != 0) {
     fs::permissions(root / "texts/1.txt", fs::perms::none);
@@ -184,7 +184,7 @@ TEST_CASE("a corpus file gives its tokens back and damage is found") {
   corpus.read(0, got);
   CHECK(got == want);
   CHECK(corpus.text_bytes() == 10);
-  CHECK(has(error_of<WorldError>([&] { open_source(file.string(), *open_tokenizer("bytes")); }),
+  CHECK(has(error_of<ConfigError>([&] { open_source(file.string(), *open_tokenizer("bytes")); }),
             "another tokenizer"));
   const std::string sound = read_file(file);
   for (const std::size_t at :
@@ -292,8 +292,8 @@ TEST_CASE("a dataset holds whole documents out and names all bad sources") {
   CHECK(inputs[0] == 'i');
   CHECK(dataset.bytes_per_token == 1);
   data.train = {{"/no/1"}, {"/no/2"}};
-  const std::string error = error_of<WorldError>([&] { open_dataset(data, *bytes, 1); });
-  CHECK(has(error, "/no/1"));
+  const std::string error = error_of<ConfigError>([&] { open_dataset(data, *bytes, 1); });
+  CHECK(has(error, "/no/1: data.train: no such file"));
   CHECK(has(error, "/no/2"));
 }
 

@@ -7,17 +7,34 @@
 namespace tutti::data {
 namespace {
 
-// All sources, or one ConfigError / WorldError with every one that fails.
-std::vector<Part> open_all(const std::vector<recipe::Source>& sources, const Tokenizer& tokenizer,
-                           const TokenizeOptions& options, std::string& failures) {
+// Every source that fails, so that all are told at once.
+struct Failures {
+  std::vector<Violation> wrong;
+  std::string world;
+
+  void raise() const {
+    if (!wrong.empty()) throw ConfigError(wrong);
+    if (!world.empty()) throw WorldError(world);
+  }
+};
+
+std::vector<Part> open_all(const char* field, const std::vector<recipe::Source>& sources,
+                           const Tokenizer& tokenizer, const TokenizeOptions& options,
+                           Failures& failures) {
   std::vector<Part> parts;
   for (const recipe::Source& source : sources) {
     try {
       Corpus corpus = open_source(source.path, tokenizer, options);
       const std::uint64_t end = corpus.tokens();
       parts.push_back({std::move(corpus), source.weight, 0, end});
+    } catch (const ConfigError& error) {
+      if (error.violations().empty()) throw;
+      for (Violation violation : error.violations()) {
+        violation.field = field;
+        failures.wrong.push_back(violation);
+      }
     } catch (const WorldError& error) {
-      failures += (failures.empty() ? "" : "\n") + std::string(error.what());
+      failures.world += (failures.world.empty() ? "" : "\n") + std::string(error.what());
     }
   }
   return parts;
@@ -60,10 +77,11 @@ Dataset open_dataset(const recipe::Data& data, const Tokenizer& tokenizer, std::
                      const TokenizeOptions& given) {
   TokenizeOptions options = given;
   options.text_field = data.text_field;
-  std::string failures;
-  std::vector<Part> train = open_all(data.train, tokenizer, options, failures);
-  std::vector<Part> validation = open_all(data.validation, tokenizer, options, failures);
-  if (!failures.empty()) throw WorldError(failures);
+  Failures failures;
+  std::vector<Part> train = open_all("data.train", data.train, tokenizer, options, failures);
+  std::vector<Part> validation =
+      open_all("data.validation", data.validation, tokenizer, options, failures);
+  failures.raise();
   if (validation.empty() && data.validation_fraction > 0)
     validation = hold_out(train, data.validation_fraction);
   SamplerOptions sampling{.sequence = data.sequence,

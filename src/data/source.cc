@@ -9,11 +9,16 @@
 namespace tutti::data {
 namespace {
 
+[[noreturn]] void refuse(const std::string& where, const std::string& rule,
+                         const std::string& remedy) {
+  throw ConfigError({{"", where, "", rule, remedy}});
+}
+
 void check_utf8(std::string_view text, const std::string& origin) {
   std::size_t offset = 0;
   if (!valid_utf8(text, &offset))
-    throw WorldError(str(origin, " is not UTF-8: bad byte at offset ", offset,
-                         "; convert it, or use the tokenizer \"bytes\""));
+    refuse(origin, str("is not UTF-8: bad byte at offset ", offset),
+           "convert it, or use the tokenizer \"bytes\"");
 }
 
 std::string record_text(std::string_view line, const std::string& where,
@@ -22,12 +27,13 @@ std::string record_text(std::string_view line, const std::string& where,
   try {
     record = Json::parse(line);
   } catch (const Json::exception&) {
-    throw WorldError(str(where, ": not a JSON object"));
+    refuse(where, "not a JSON object", "a .jsonl file has one object a line");
   }
-  if (!record.is_object()) throw WorldError(str(where, ": not a JSON object"));
+  if (!record.is_object())
+    refuse(where, "not a JSON object", "a .jsonl file has one object a line");
   const auto field = record.find(text_field);
   if (field == record.end() || !field->is_string())
-    throw WorldError(str(where, ": no text field \"", text_field, "\" (data.text_field)"));
+    refuse(where, str("no text field \"", text_field, "\""), "name it with data.text_field");
   return field->get<std::string>();
 }
 
@@ -52,7 +58,7 @@ bool each_record(const fs::path& path, const std::string& content, const std::st
 bool each_in_file(const fs::path& path, const std::string& text_field, bool any_bytes,
                   const DocumentSink& sink) {
   if (path.extension() == ".tutti")
-    throw WorldError(str(path.string(), " is tokenized already: it holds no text"));
+    refuse(path.string(), "is tokenized already: it holds no text", "name the text");
   const std::string content = read_file(path);
   const bool records = path.extension() == ".jsonl";
   if (!any_bytes || records) check_utf8(content, path.string());
@@ -68,7 +74,7 @@ std::vector<fs::path> source_files(const std::string& source) {
   std::error_code error;
   const fs::file_status status = fs::status(source, error);
   if (!fs::exists(status))
-    throw WorldError(str("no such file or folder: ", source, error ? ": " + error.message() : ""));
+    refuse(source, str("no such file or folder", error ? ": " + error.message() : ""), "");
   if (!fs::is_directory(status)) return {source};
   std::vector<fs::path> files;
   fs::recursive_directory_iterator entry(source, fs::directory_options::follow_directory_symlink,
@@ -83,7 +89,7 @@ std::vector<fs::path> source_files(const std::string& source) {
     }
   }
   if (error) throw WorldError(str("cannot list ", source, ": ", error.message()));
-  if (files.empty()) throw WorldError(str("no files in the folder ", source));
+  if (files.empty()) refuse(source, "no files in the folder", "");
   std::sort(files.begin(), files.end(),
             [](const fs::path& a, const fs::path& b) { return a.string() < b.string(); });
   return files;
@@ -94,7 +100,7 @@ void for_each_document(const std::string& source, const std::string& text_field,
   bool any = false;
   for (const fs::path& file : source_files(source))
     any |= each_in_file(file, text_field, any_bytes, sink);
-  if (!any) throw WorldError(str("no text in ", source, ": it is empty"));
+  if (!any) refuse(source, "is empty: it holds no text", "name a file or a folder with text");
 }
 
 }  // namespace tutti::data

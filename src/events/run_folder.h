@@ -11,7 +11,8 @@ class RunFolder {
   explicit RunFolder(fs::path path) : path_(std::move(path)) {}
   const fs::path& path() const { return path_; }
   fs::path recipe() const { return path_ / "recipe.yaml"; }
-  fs::path events(int rank) const;  // events/rank-000.jsonl
+  fs::path tokenizer() const { return path_ / "tokenizer.json"; }  // one that the run learnt
+  fs::path events(int rank) const;                                 // events/rank-000.jsonl
   fs::path checkpoints() const { return path_ / "checkpoints"; }
   fs::path logs() const { return path_ / "logs"; }
   fs::path log(int rank) const;  // logs/rank-000.log

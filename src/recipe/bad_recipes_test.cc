@@ -57,6 +57,8 @@ const std::vector<Bad>& bad_recipes() {
       {data + "name: ''\n", {"name = \"\": must be a name"}},
       {data + "name: ../up\n", {"name = ../up: must be a name of 1 to 100 bytes without '/'"}},
       {data + "name:\n", {"r.yaml:2: name = nothing: must be a name"}},
+      {"data: {train: a.txt, tokenizer: bpe-100}\n",
+       {"r.yaml:1: data.tokenizer = bpe-100: must learn more than the 256 bytes", "bpe-257"}},
       {data + "seed: -1\n", {"seed = -1: must be a whole number (64 bits) of at least 0"}},
       {data + "seed: 1.5\n", {"seed = 1.5: must be a whole number (64"}},
       {data + "seed: 18446744073709551616\n", {"seed = 18446744073709551616: must be"}},

@@ -190,6 +190,10 @@ void check_sources(const Recipe& r, Rules& rules) {
                 {"data.validation_fraction", "data.validation"},
                 number_text(r.data.validation_fraction), "contradicts data.validation",
                 "remove one of the two");
+  const auto learnt = learnt_vocab(r.data.tokenizer);
+  rules.require(!learnt || *learnt > 256, {"data.tokenizer"}, r.data.tokenizer,
+                "must learn more than the 256 bytes and the end of a document",
+                "the nearest is bpe-257; bytes needs no learning");
   rules.require(!r.data.tokenizer.empty(), {"data.tokenizer"}, "\"\"", "must not be empty",
                 "the default is bytes");
 }

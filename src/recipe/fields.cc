@@ -238,7 +238,8 @@ std::vector<Field> data_fields() {
       number("data.validation_fraction", "Part of data.train to hold out instead.", below_one,
              AT(data.validation_fraction)),
       text("data.tokenizer",
-           "bytes, a tokenizer.json, a SentencePiece .model, or a folder with one.",
+           "bytes, bpe-N (N tokens, learnt from data.train at the start), a tokenizer.json, a "
+           "SentencePiece .model, or a folder with one.",
            AT(data.tokenizer)),
       count("data.sequence", "Tokens a sample.", some, AT(data.sequence)),
       choice("data.order", "Order of the samples in an epoch.", {"shuffled", "sequential"},

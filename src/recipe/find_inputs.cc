@@ -58,9 +58,9 @@ std::vector<Violation> find_inputs(Recipe& recipe, Inputs inputs, const fs::path
   Finder finder(folder, where);
   finder.find(recipe.data.train, "data.train");
   finder.find(recipe.data.validation, "data.validation");
-  if (recipe.data.tokenizer != "bytes")
+  if (recipe.data.tokenizer != "bytes" && !learnt_vocab(recipe.data.tokenizer))
     finder.find(recipe.data.tokenizer, "data.tokenizer", "data.tokenizer",
-                "use bytes or the path of a tokenizer");
+                "use bytes, bpe-N or the path of a tokenizer");
   if (inputs == Inputs::data_and_weights)
     finder.find(recipe.model.from, "model.from", "model.from",
                 "name a folder with config.json and model.safetensors");

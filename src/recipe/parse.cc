@@ -2,6 +2,7 @@
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
+#include <charconv>
 
 #include <algorithm>
 #include <map>
@@ -286,6 +287,16 @@ Parsed load(const fs::path& file, const std::vector<std::string>& overrides, Inp
         {{"", "", "", str("there is no recipe ", file.string()), nearest_file(file)}});
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   return parse(read_file(file), file.string(), overrides, folder, inputs);
+}
+
+std::optional<std::int64_t> learnt_vocab(const std::string& tokenizer) {
+  constexpr std::string_view prefix = "bpe-";
+  std::int64_t vocab = 0;
+  const char *start = tokenizer.data() + prefix.size(), *end = tokenizer.data() + tokenizer.size();
+  if (!tokenizer.starts_with(prefix) || std::from_chars(start, end, vocab).ptr != end ||
+      start == end)
+    return {};
+  return vocab;
 }
 
 }  // namespace tutti::recipe

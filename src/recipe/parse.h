@@ -7,6 +7,7 @@
 // model.from replaces the shape that a base gave; beside shape fields of the same file it is a
 // contradiction.
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,5 +36,9 @@ Parsed load(const fs::path& file, const std::vector<std::string>& overrides = {}
 Parsed parse(const std::string& yaml, const std::string& origin,
              const std::vector<std::string>& overrides = {}, const fs::path& folder = ".",
              Inputs inputs = Inputs::data_and_weights);
+
+// The N of data.tokenizer = bpe-N: a byte-level BPE of N tokens that is learnt from data.train when
+// the run starts.
+std::optional<std::int64_t> learnt_vocab(const std::string& tokenizer);
 
 }  // namespace tutti::recipe

@@ -57,7 +57,7 @@ struct Data {
   std::vector<Source> train;
   std::vector<Source> validation;  // empty: validation_fraction of train is held out
   double validation_fraction = 0;
-  std::string tokenizer = "bytes";  // bytes | a tokenizer.json | a SentencePiece .model | a folder
+  std::string tokenizer = "bytes";  // bytes | bpe-N | tokenizer.json | *.model | a folder
   std::int64_t sequence = 256;      // tokens a sample
   std::string order = "shuffled";   // shuffled | sequential
   bool document_mask = false;       // attention and loss stay within a document

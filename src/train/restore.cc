@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/loader.h"
+#include "events/run_folder.h"
 #include "recipe/parse.h"
 #include "train/language.h"
 
@@ -26,16 +27,18 @@ fs::path checkpoint_of(const fs::path& folder, std::optional<std::int64_t> step)
 
 }  // namespace
 
+recipe::Recipe recipe_of(const fs::path& folder) {
+  const events::RunFolder run = events::open_run(folder);
+  recipe::Recipe recipe = recipe::parse(read_file(run.recipe()), run.recipe().string(), {}, folder,
+                                        recipe::Inputs::none)
+                              .recipe;
+  if (fs::exists(run.tokenizer())) recipe.data.tokenizer = run.tokenizer();
+  return recipe;
+}
+
 Restored restore(const fs::path& folder, std::optional<std::int64_t> step) {
-  if (!fs::exists(folder / "recipe.yaml"))
-    throw ConfigError(
-        {{"", folder.string(), "", "is not the folder of a run: it has no recipe.yaml",
-          "name a folder that tutti train wrote"}});
   Restored restored;
-  restored.recipe =
-      recipe::parse(read_file(folder / "recipe.yaml"), (folder / "recipe.yaml").string(), {},
-                    folder, recipe::Inputs::none)
-          .recipe;
+  restored.recipe = recipe_of(folder);
   const checkpoint::Loader loader(checkpoint_of(folder, step));
   restored.step = loader.step();
   restored.tokenizer = data::open_tokenizer(restored.recipe.data.tokenizer);

@@ -10,6 +10,10 @@
 
 namespace tutti::train {
 
+// The resolved recipe of the run in `folder`; the tokenizer that the run learnt is found there even
+// if the folder was moved. ConfigError if `folder` is no run.
+recipe::Recipe recipe_of(const fs::path& folder);
+
 struct Restored {
   recipe::Recipe recipe;
   std::unique_ptr<data::Tokenizer> tokenizer;
