@@ -20,8 +20,8 @@ using DocumentSink = std::function<void(std::string_view text)>;
 
 // Hands on each document of a source: a file (one document), a folder (each file below it, sorted
 // by path; names that start with '.' are left out), a .jsonl (the `text_field` of each line).
-// WorldError: absent, unreadable, empty; not UTF-8 unless any_bytes (file and byte offset); a wrong
-// JSONL line (file:line).
+// ConfigError: absent, empty; not UTF-8 unless any_bytes (file and byte offset); a wrong JSONL line
+// (file:line). WorldError: unreadable.
 void for_each_document(const std::string& source, const std::string& text_field, bool any_bytes,
                        const DocumentSink& sink);
 
@@ -83,8 +83,9 @@ TokenizeProgress tokenize_to_file(const std::vector<std::string>& sources,
                                   const Tokenizer& tokenizer, const fs::path& out,
                                   const TokenizeOptions& options = {});
 
-// A source as a corpus: a .tutti file is opened (WorldError if another tokenizer made it); all else
-// is tokenized once into `cache` (default: $TUTTI_CACHE, $XDG_CACHE_HOME/tutti or ~/.cache/tutti;
+// A source as a corpus: a .tutti file is opened (ConfigError if another tokenizer made it); all
+// else is tokenized once into `cache` (default: $TUTTI_CACHE, $XDG_CACHE_HOME/tutti or
+// ~/.cache/tutti;
 // "" and no home: $TMPDIR) under the hash of (tokenizer, paths, sizes, times). Several processes
 // may ask at once: each writes aside and renames.
 Corpus open_source(const std::string& source, const Tokenizer& tokenizer,

@@ -151,13 +151,13 @@ TEST_CASE("sources: files, folders, JSONL, and what is wrong with them") {
   CHECK(has(fails("a.jsonl", "{\"text\":\"x\"}\n{oops\n"), "a.jsonl:2"));
   CHECK(has(fails("b.jsonl", "{\"words\":\"x\"}\n"), "b.jsonl:1: no text field \"text\""));
   CHECK(has(fails("c.jsonl", "[1]"), "not a JSON object"));
-  CHECK(has(
-      error_of<ConfigError>([&] { for_each_document((root / "none").string(), "text", false, {}); }),
-      "none"));
+  CHECK(has(error_of<ConfigError>(
+                [&] { for_each_document((root / "none").string(), "text", false, {}); }),
+            "none"));
   make_folders(root / "void");
-  CHECK(has(
-      error_of<ConfigError>([&] { for_each_document((root / "void").string(), "text", false, {}); }),
-      "no files"));
+  CHECK(has(error_of<ConfigError>(
+                [&] { for_each_document((root / "void").string(), "text", false, {}); }),
+            "no files"));
   if (::geteuid() != 0) {
     fs::permissions(root / "texts/1.txt", fs::perms::none);
     CHECK(has(error_of<WorldError>(

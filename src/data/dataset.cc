@@ -26,7 +26,7 @@ std::vector<Part> open_all(const char* field, const std::vector<recipe::Source>&
     try {
       Corpus corpus = open_source(source.path, tokenizer, options);
       const std::uint64_t end = corpus.tokens();
-      parts.push_back({std::move(corpus), source.weight, 0, end});
+      parts.push_back({std::move(corpus), source.weight, 0, end, source.path});
     } catch (const ConfigError& error) {
       if (error.violations().empty()) throw;
       for (Violation violation : error.violations()) {

@@ -36,10 +36,11 @@ void check_parts(const std::vector<Part>& parts, std::int64_t sequence) {
   std::vector<Violation> wrong;
   for (const Part& part : parts) {
     if (part.end - part.first < static_cast<std::uint64_t>(sequence) + 1)
-      wrong.push_back({"data.sequence", "", str(sequence),
-                       str("is too long: ", part.corpus.path(), " offers ", part.end - part.first,
-                           " tokens, one sample needs ", sequence + 1),
-                       "give more text or a shorter sequence"});
+      wrong.push_back(
+          {"data.sequence", "", str(sequence),
+           str("is too long: ", part.source.empty() ? part.corpus.path() : part.source, " offers ",
+               part.end - part.first, " tokens, one sample needs ", sequence + 1),
+           "give more text or a shorter sequence"});
     if (!(part.weight > 0))
       wrong.push_back({"weight", "", str(part.weight), "must be above 0", ""});
   }

@@ -32,6 +32,7 @@ struct Part {
   double weight = 1;
   std::uint64_t first = 0;
   std::uint64_t end = 0;
+  std::string source = {};  // as the user calls it; "": the corpus' path
 };
 
 struct SamplerOptions {
@@ -88,8 +89,8 @@ struct Dataset {
   double bytes_per_token = 1;
 };
 
-// ConfigError / WorldError with every bad source. With validation_fraction, whole documents at each
-// corpus' end are held out; the tail of the text if it is a single document.
+// ConfigError, or else WorldError, with every bad source. With validation_fraction, whole documents
+// at each corpus' end are held out; the tail of the text if it is a single document.
 Dataset open_dataset(const recipe::Data& data, const Tokenizer& tokenizer, std::uint64_t seed,
                      const TokenizeOptions& options = {});
 

@@ -8,7 +8,7 @@
 namespace tutti::data {
 
 // The file itself, or each regular file below the folder, sorted by path, hidden names left out.
-// WorldError if there is none.
+// ConfigError if there is none, WorldError if it cannot be listed.
 std::vector<fs::path> source_files(const std::string& source);
 
 }  // namespace tutti::data
