@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, its data or its numbers is told with field, value and remedy, with the
+"""What is wrong with a recipe, its data or its numbers is told with field, value and remedy and the
 right exit code, and nothing is lost."""
 import json
 import os
@@ -27,7 +27,8 @@ class Recipes(RealRuns):
         (["data.train=txet.txt"], ["data.train", "text.txt"]),
         (["data.tokenizer=nothing"], ["data.tokenizer = nothing", "bytes"]),
         (["model.from=nothing"], ["model.from", "nothing"]),
-        (["optimizer.lrr=1", "batch.micro=5", "data.train=no.txt"], ["lrr", "batch.micro", "no.txt"]),
+        (["optimizer.lrr=1", "batch.micro=5", "data.train=no.txt"],
+         ["lrr", "batch.micro", "no.txt"]),
     ]
 
     def test_mistakes(self):
@@ -112,12 +113,18 @@ class NotFinite(RealRuns):
             with self.subTest(workers=workers):
                 run = f"run{workers}"
                 got = self.train(run, *self.WILD, flags=["--workers", workers], code=1)
-                self.assertRegex(got.stderr, r"step 2: the (loss|gradient of model\.\S+) is not finite")
+                self.assertRegex(got.stderr,
+                                 r"step 2: the (loss|gradient of model\.\S+) is not finite")
                 self.assertIn("optimizer.lr", got.stderr)
                 self.assertIn("on_nan: skip", got.stderr)
                 self.assertEqual(self.steps(run), [1])
                 self.tutti("checkpoint", "verify", run)
                 self.assertEqual(self.summary(run)["exit"], 1)
+
+    def test_a_gradient_of_a_finite_loss(self):
+        got = self.train("run", "model.init_std=1e12", code=1)
+        self.assertRegex(got.stderr, r"step 1: the gradient of model\.\S+ is not finite .loss 5\.5")
+        self.assertEqual(self.steps("run"), [])
 
     def test_skip_goes_on(self):
         self.train("run", *self.WILD, "on_nan=skip")

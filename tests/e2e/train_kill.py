@@ -26,7 +26,7 @@ class Kills(RealRuns):
         """After some checkpoints more, or (one time in four) while it starts."""
         goal = self.newest("run") + draw.randint(1, 3) * 2
         if draw.random() < 0.25:
-            wait_for(lambda: process.poll() is not None, draw.uniform(0, 1))
+            wait_for(lambda: process.poll() is not None, draw.uniform(0, 0.5))
         else:
             wait_for(lambda: process.poll() is not None or self.newest("run") >= goal)
             wait_for(lambda: process.poll() is not None, draw.uniform(0, 0.03))
@@ -42,15 +42,16 @@ class Kills(RealRuns):
 
     def test_kills_at_random_moments(self):
         before, draw = meeting_places(), random.Random(7)
-        self.train("undisturbed", *LONG)
-        process = self.start(*self.words("train", ["tiny.yaml", "--out", "run"], LONG,
-                                         ["--workers", "2"]))
+        settings = [*LONG, "duration=240 steps"]
+        self.train("undisturbed", *settings)
+        begin = self.words("train", ["tiny.yaml", "--out", "run"], settings, ["--workers", "2"])
+        process = self.start(*begin)
         kills = 0
         for _ in range(KILLS):
             kills += self.kill_once(process, draw)
             if not os.path.exists(self.path("run/recipe.yaml")):  # killed before it began
                 shutil.rmtree(self.path("run"), ignore_errors=True)
-                process = self.start(*self.words("train", ["tiny.yaml", "--out", "run"], LONG))
+                process = self.start(*begin)
                 continue
             process = self.start("resume", "run", "--workers", str(draw.choice([1, 2, 3])))
         self.assertEqual(kills, KILLS, "the run ended before the last kill")
@@ -69,8 +70,9 @@ class Kills(RealRuns):
                                                  (signal.SIGINT, False)]):
             with self.subTest(name, to_all=to_all):
                 run = f"run{number}"
-                process = self.start(*self.words("train", ["tiny.yaml", "--out", run],
-                                                 [*LONG, "checkpoint.every=5 steps"], ["--workers", "2"]))
+                settings = [*LONG, "checkpoint.every=5 steps"]
+                process = self.start(*self.words("train", ["tiny.yaml", "--out", run], settings,
+                                                 ["--workers", "2"]))
                 self.assertTrue(wait_for(lambda: self.newest(run) >= 10))
                 (os.killpg if to_all else os.kill)(process.pid, name)
                 self.assertEqual(process.wait(60), 130)

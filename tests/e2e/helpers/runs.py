@@ -119,10 +119,12 @@ class RealRuns(unittest.TestCase):
 
     @staticmethod
     def words(verb, subject, settings, flags=()):
-        return [verb, *subject, *flags, *(word for setting in settings for word in ("--set", setting))]
+        overrides = [word for setting in settings for word in ("--set", setting)]
+        return [verb, *subject, *flags, *overrides]
 
     def train(self, out, *settings, flags=(), code=0):
-        return self.tutti(*self.words("train", ["tiny.yaml", "--out", out], settings, flags), code=code)
+        words = self.words("train", ["tiny.yaml", "--out", out], settings, flags)
+        return self.tutti(*words, code=code)
 
     def resume(self, run, *settings, flags=(), code=0):
         return self.tutti(*self.words("resume", [run], settings, flags), code=code)
@@ -173,8 +175,9 @@ class RealRuns(unittest.TestCase):
         return json.loads(self.read(run, "summary.json"))
 
     def scalar(self, run, name):
-        records = [json.loads(line) for line in self.read(run, "events/rank-000.jsonl").splitlines()]
-        return [record[name] for record in records if record["kind"] == "scalars" and name in record]
+        lines = self.read(run, "events/rank-000.jsonl").splitlines()
+        return [record[name] for record in map(json.loads, lines)
+                if record["kind"] == "scalars" and name in record]
 
     def copy(self, run, other):
         shutil.rmtree(self.path(other), ignore_errors=True)
