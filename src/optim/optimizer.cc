@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <span>
 
 #include "base/error.h"
 #include "optim/kernels.h"
@@ -142,13 +144,42 @@ class SgdOptimizer : public Optimizer {
   Moments moments_;
 };
 
+// Multiplications of orthogonalise().
+double orthogonalise_cost(std::int64_t rows, std::int64_t columns) {
+  const auto small = static_cast<double>(std::min(rows, columns));
+  const auto large = static_cast<double>(std::max(rows, columns));
+  return small * small * (2 * large + small);
+}
+
+// Cuts a list into `parts` runs of about equal cost: the first of each, and the end.
+std::vector<std::size_t> cut(const std::vector<double>& costs, int parts) {
+  const double total = std::accumulate(costs.begin(), costs.end(), 0.0);
+  std::vector<std::size_t> firsts = {0};
+  double sum = 0;
+  for (std::size_t i = 0; i < costs.size(); ++i) {
+    while (static_cast<int>(firsts.size()) < parts &&
+           sum + costs[i] / 2 >= total * static_cast<double>(firsts.size()) / parts)
+      firsts.push_back(i);
+    sum += costs[i];
+  }
+  firsts.resize(static_cast<std::size_t>(parts) + 1, costs.size());
+  return firsts;
+}
+
 class MuonOptimizer : public Optimizer {
  public:
   MuonOptimizer(const recipe::Optimizer& recipe, const std::vector<Segment>& segments,
-                const torch::Tensor& like)
+                const torch::Tensor& like, Peers peers)
       : recipe_(recipe),
         matrices_(chosen(segments, true), like, {"muon_momentum"}),
-        rest_(recipe, chosen(segments, false), like) {}
+        rest_(recipe, chosen(segments, false), like),
+        peers_(std::move(peers)),
+        directions_(torch::zeros_like(like)) {
+    std::vector<double> costs;
+    for (const Segment& segment : matrices_.segments())
+      costs.push_back(orthogonalise_cost(segment.shape[0], segment.shape[1]));
+    firsts_ = cut(costs, peers_.size);
+  }
 
   void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step, double lr,
             double scale) override {
@@ -158,13 +189,17 @@ class MuonOptimizer : public Optimizer {
       auto momentum = part(matrices_[0], segment);
       const auto g = part(gradient, segment) * scale;
       momentum.mul_(recipe_.momentum).add_(g);
-      const auto direction =
-          orthogonalise(recipe_.nesterov ? g + recipe_.momentum * momentum : momentum);
+      auto direction = part(directions_, segment);
+      direction.copy_(momentum);
+      if (recipe_.nesterov) direction.mul_(recipe_.momentum).add_(g);
+    }
+    orthogonalise_all();
+    for (const Segment& segment : matrices_.segments()) {
       const double rows = static_cast<double>(segment.shape[0]),
                    columns = static_cast<double>(segment.shape[1]);
       part(master, segment)
           .mul_(1 - matrix_lr * recipe_.weight_decay)
-          .add_(direction, -matrix_lr * std::sqrt(std::max(1.0, rows / columns)));
+          .add_(part(directions_, segment), -matrix_lr * std::sqrt(std::max(1.0, rows / columns)));
     }
   }
   std::vector<NamedTensor> state() override {
@@ -174,6 +209,28 @@ class MuonOptimizer : public Optimizer {
   }
 
  private:
+  // Each rank a run of neighbouring matrices; then everybody has all.
+  void orthogonalise_all() {
+    const std::vector<Segment>& all = matrices_.segments();
+    const auto range = [&](int rank) {
+      return std::span(all).subspan(
+          firsts_[static_cast<std::size_t>(rank)],
+          firsts_[static_cast<std::size_t>(rank) + 1] - firsts_[static_cast<std::size_t>(rank)]);
+    };
+    for (const Segment& segment : range(peers_.rank)) {
+      auto direction = part(directions_, segment);
+      direction.copy_(orthogonalise(direction));
+    }
+    if (peers_.size == 1) return;
+    for (int rank = 0; rank < peers_.size; ++rank) {
+      const auto theirs = range(rank);
+      if (theirs.empty()) continue;
+      const std::int64_t first = theirs.front().offset,
+                         end = theirs.back().offset + theirs.back().size;
+      peers_.broadcast(directions_.narrow(0, first, end - first), rank);
+    }
+  }
+
   static std::vector<Segment> chosen(const std::vector<Segment>& segments, bool hidden) {
     std::vector<Segment> some;
     for (const Segment& segment : segments)
@@ -184,6 +241,9 @@ class MuonOptimizer : public Optimizer {
   recipe::Optimizer recipe_;
   Moments matrices_;
   AdamWOptimizer rest_;
+  Peers peers_;
+  torch::Tensor directions_;         // flat, what the matrices move along
+  std::vector<std::size_t> firsts_;  // matrices [firsts_[r], firsts_[r + 1]) are rank r's
 };
 
 }  // namespace
@@ -199,21 +259,27 @@ torch::Tensor orthogonalise(const torch::Tensor& matrix) {
   const bool tall = matrix.size(0) > matrix.size(1);
   auto x = tall ? matrix.t().contiguous() : matrix;
   x = x / (x.norm() + 1e-7);
+  const bool rounded =
+      x.scalar_type() == torch::kFloat &&
+      at::globalContext().float32MatmulPrecision() == at::Float32MatmulPrecision::MEDIUM;
+  if (rounded) x = x.to(torch::kBFloat16);
   for (int i = 0; i < 5; ++i) {
     const auto a = x.mm(x.t());
     x = torch::addmm(x, torch::addmm(a, a, a, -4.7750, 2.0315), x, 3.4445, 1);
   }
+  if (rounded) x = x.to(torch::kFloat);
   return tall ? x.t().contiguous() : x;
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,
                                           std::vector<Segment> segments,
-                                          const torch::Tensor& master_like) {
+                                          const torch::Tensor& master_like, Peers peers) {
   if (recipe.name == "adamw")
     return std::make_unique<AdamWOptimizer>(recipe, std::move(segments), master_like);
   if (recipe.name == "sgd")
     return std::make_unique<SgdOptimizer>(recipe, std::move(segments), master_like);
-  if (recipe.name == "muon") return std::make_unique<MuonOptimizer>(recipe, segments, master_like);
+  if (recipe.name == "muon")
+    return std::make_unique<MuonOptimizer>(recipe, segments, master_like, std::move(peers));
   throw ConfigError({{"optimizer.name", "", recipe.name, "must be one of adamw, muon, sgd", ""}});
 }
 

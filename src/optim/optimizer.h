@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,13 @@ struct NamedTensor {
   torch::Tensor value;  // a contiguous view in the parameter's shape; writing restores the state
 };
 
+// The ranks that make the same update: costly parts of it are done once among them and handed on.
+struct Peers {
+  int rank = 0, size = 1;
+  // Gives `values` of rank `root` to all.
+  std::function<void(torch::Tensor values, int root)> broadcast = {};
+};
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -42,15 +50,16 @@ class Optimizer {
 // sgd    b = momentum*b + g; w -= lr * (nesterov ? g + momentum*b : b); decoupled decay as above.
 // muon   Jordan et al., "Muon", 2024: nesterov momentum, orthogonalised by five Newton-Schulz
 //        steps, for the hidden matrices, with lr * matrix_lr / recipe lr * sqrt(max(1, rows /
-//        columns)); adamw for everything else.
+//        columns)); adamw for everything else. Each rank orthogonalises some of the matrices.
 // Weight decay applies to segments of two and more dimensions.
 std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,
                                           std::vector<Segment> segments,
-                                          const torch::Tensor& master_like);
+                                          const torch::Tensor& master_like, Peers peers = {});
 
 // The nearest semi-orthogonal matrix, roughly: singular values end within about [0.7, 1.2]. The
 // quintic iteration X <- aX + (bA + cA^2)X, A = XX^T, (a, b, c) = (3.4445, -4.7750, 2.0315) of the
-// same source, from X = G / |G|.
+// same source, from X = G / |G|. In bf16, as there, where fp32 products may be rounded so
+// (precision: fp32-fast).
 torch::Tensor orthogonalise(const torch::Tensor& matrix);
 
 // Whether muon updates it by orthogonalisation: a matrix that is neither embedding nor head.

@@ -56,7 +56,10 @@ ReplicatedEngine::ReplicatedEngine(const recipe::Recipe& recipe, Task& task,
       scaler_(recipe.precision == "fp16") {
   for (const Piece& piece : flat_.pieces())
     segments_.push_back({piece.name, piece.offset, piece.size, piece.shape});
-  optimizer_ = optim::make_optimizer(recipe.optimizer, segments_, flat_.master());
+  optimizer_ = optim::make_optimizer(
+      recipe.optimizer, segments_, flat_.master(),
+      {group_->rank(), group_->size(),
+       [this](torch::Tensor values, int root) { group_->broadcast(std::move(values), root); }});
   group_->broadcast(flat_.master(), 0);
   flat_.refresh_compute();
 
@@ -135,8 +138,15 @@ void ReplicatedEngine::ready(const torch::Tensor& parameter) {
 void ReplicatedEngine::mark_ready(std::size_t piece) {
   if (is_ready_[piece]) return;
   is_ready_[piece] = true;
-  BucketState& state = buckets_[bucket_of_[piece]];
-  if (--state.missing == 0 && last_ && recipe_.parallel.overlap) reduce(state);
+  --buckets_[bucket_of_[piece]].missing;
+  if (last_ && recipe_.parallel.overlap) reduce_complete();
+}
+
+// In the order of the buckets, whatever order they were completed in: a rank whose micro-batch left
+// a parameter out completes them in another order than its peers.
+void ReplicatedEngine::reduce_complete() {
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0)
+    reduce(buckets_[next_bucket_++]);
 }
 
 // Parameters that this micro-batch did not use have gradient zero.
@@ -184,6 +194,7 @@ void ReplicatedEngine::run_micro_batch(std::int64_t id, std::size_t index, const
   accumulate_ = !recipe_.reproducible && index > 0;
   last_ = index + 1 == arrivals_.size();
   is_ready_.assign(segments_.size(), false);
+  next_bucket_ = 0;
   for (BucketState& state : buckets_)
     state.missing = state.bucket.end_piece - state.bucket.first_piece;
 

@@ -54,6 +54,7 @@ class ReplicatedEngine : public Engine, private nn::GradSink {
   void take_autograd_gradient(std::size_t piece);
   void mark_ready(std::size_t piece);
   void finish_pieces();
+  void reduce_complete();
   void reduce(BucketState& state);
   void merge(int slot, int merges, std::int64_t offset, std::int64_t size);
   // Loss sum and count over all micro-batches, in the tree's order, and the ranks' votes.
@@ -83,6 +84,7 @@ class ReplicatedEngine : public Engine, private nn::GradSink {
   int slot_ = 0, merges_ = 0;
   bool accumulate_ = false, last_ = false, in_backward_ = false;
   std::vector<bool> is_ready_;
+  std::size_t next_bucket_ = 0;  // the next to reduce
 
   torch::Tensor losses_;  // fp64 [2 * micro-batches + votes]
 };

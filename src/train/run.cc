@@ -46,9 +46,10 @@ bool multiplies_bf16_fast() {
 #endif
 }
 
+// A resumed run of model.from no longer needs that folder.
 std::shared_ptr<nn::LanguageModel> model_of(const recipe::Recipe& recipe, const Worker& worker,
                                             std::int64_t vocab) {
-  if (worker.resume)
+  if (worker.resume && !recipe.model.from.empty())
     if (const auto found = checkpoint::latest(worker.folder / "checkpoints"); !found.path.empty())
       return make_language_model(recipe, checkpoint::Loader(found.path, false));
   return make_language_model(recipe, vocab);

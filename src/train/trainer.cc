@@ -135,7 +135,8 @@ void Trainer::refuse_non_finite(const parallel::StepOutcome& outcome) const {
     return;
   throw WorldError(
       str("step ", step_ + 1, ": ", outcome.culprit == "loss" ? "the loss" : "the gradient of ",
-          outcome.culprit == "loss" ? "" : outcome.culprit, " is not finite (loss ", outcome.loss,
+          outcome.culprit == "loss" ? "" : outcome.culprit, " is not finite (loss ",
+          std::isnan(outcome.loss) ? std::string("nan") : str(outcome.loss),
           "); nothing was updated and the last checkpoint is whole. Lower optimizer.lr, or set "
           "on_nan: skip"));
 }
