@@ -232,3 +232,21 @@ TEST_CASE("Gloo: a killed peer is named") {
   CHECK_MESSAGE(text.find("rank 1 (process ") != std::string::npos, text);
   CHECK_MESSAGE(text.find("all_reduce #") != std::string::npos, text);
 }
+
+TEST_CASE("group: it may go while an operation on its shared memory is under way") {
+  auto groups = make_thread_groups(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank)
+    threads.emplace_back([&, rank] {
+      auto group = std::move(groups[static_cast<std::size_t>(rank)]);
+      at::Tensor kept = group->empty_shared(1000, at::kFloat).fill_(1);
+      {
+        const at::Tensor dropped = group->empty_shared(1 << 20, at::kFloat);
+        group->all_reduce_async(dropped);
+        group->all_reduce_async(kept);
+      }
+      group.reset();
+      CHECK(kept.sum().item<float>() == 2000);
+    });
+  for (std::thread& thread : threads) thread.join();
+}

@@ -27,6 +27,8 @@ class CommThread {
 
   // For what is allowed from any thread: rank, size, names, abort, allocate_shared.
   comm::Communicator& communicator() { return *communicator_; }
+  // For what lies in its shared memory and may outlive this thread.
+  const std::shared_ptr<comm::Communicator>& owner() const { return communicator_; }
 
  private:
   struct Job {
@@ -35,7 +37,7 @@ class CommThread {
   };
   void loop();
 
-  std::unique_ptr<comm::Communicator> communicator_;
+  std::shared_ptr<comm::Communicator> communicator_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Job> jobs_;

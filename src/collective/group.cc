@@ -132,7 +132,7 @@ at::Tensor Group::empty_shared(std::int64_t count, at::ScalarType type) {
   void* memory = thread_->communicator().allocate_shared(bytes);
   const auto options = at::TensorOptions().dtype(type);
   if (!memory) return at::zeros({count}, options);
-  return at::from_blob(memory, {count}, [keep = thread_](void*) {}, options);
+  return at::from_blob(memory, {count}, [keep = thread_->owner()](void*) {}, options);
 }
 
 std::shared_ptr<Group> make_group(const GroupOptions& options) {
