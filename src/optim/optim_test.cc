@@ -274,4 +274,45 @@ TEST_CASE("optim: muon takes hidden matrices and leaves the rest to adamw") {
   const auto w = view_of(start, segments[0]), g = view_of(gradient, segments[0]) * 0.5;
   const auto expected = w * (1 - 0.01 * 0.1) - 0.01 * 2 * orthogonalise(g * 1.95);
   CHECK(distance(view_of(by_muon, segments[0]), expected) < 1e-12);
+
+  // The same numbers as [inputs, outputs]: 4 outputs of 16 inputs, no factor.
+  auto turned = segments;
+  turned[0].input_first = true;
+  auto by_turned = start.clone();
+  make_optimizer(muon, turned, start)->step(by_turned, gradient, 1, 0.005, 0.5);
+  const auto plain = w * (1 - 0.01 * 0.1) - 0.01 * orthogonalise(g * 1.95);
+  CHECK(distance(view_of(by_turned, segments[0]), plain) < 1e-12);
+}
+
+TEST_CASE("optim: peers share muon's work, each matrix once, and all get the bits of one") {
+  recipe::Optimizer muon;
+  muon.name = "muon";
+  std::vector<Segment> segments;
+  std::int64_t size = 0;
+  for (const std::int64_t rows : {40, 3, 8, 8, 20}) {
+    segments.push_back({str("w", segments.size()), size, rows * 8, {rows, 8}});
+    size += (rows * 8 + 15) / 16 * 16;
+    segments.push_back({str("norm", segments.size()), size, 8, {8}});
+    size += 16;
+  }
+  const auto start = draws("w", size, torch::kFloat), gradient = draws("g", size, torch::kFloat);
+  auto alone = start.clone();
+  make_optimizer(muon, segments, start)->step(alone, gradient, 1, 0.01, 1);
+  for (const int ranks : {2, 3, 5, 8}) {
+    // Rank after rank: what one hands on is kept for those that come later, and the last, who has
+    // waited for all, is compared.
+    std::vector<torch::Tensor> handed(static_cast<std::size_t>(ranks));
+    torch::Tensor weights;
+    for (int round = 0; round < 2; ++round)
+      for (int rank = 0; rank < ranks; ++rank) {
+        weights = start.clone();
+        Peers peers{rank, ranks, [&](torch::Tensor values, int root) {
+                      auto& kept = handed[static_cast<std::size_t>(root)];
+                      if (root == rank) kept = values.clone();
+                      if (kept.defined()) values.copy_(kept);
+                    }};
+        make_optimizer(muon, segments, start, peers)->step(weights, gradient, 1, 0.01, 1);
+      }
+    CHECK_MESSAGE(torch::equal(weights, alone), ranks);
+  }
 }

@@ -195,11 +195,12 @@ class MuonOptimizer : public Optimizer {
     }
     orthogonalise_all();
     for (const Segment& segment : matrices_.segments()) {
-      const double rows = static_cast<double>(segment.shape[0]),
-                   columns = static_cast<double>(segment.shape[1]);
+      const double outputs = static_cast<double>(segment.shape[segment.input_first ? 1 : 0]),
+                   inputs = static_cast<double>(segment.shape[segment.input_first ? 0 : 1]);
       part(master, segment)
           .mul_(1 - matrix_lr * recipe_.weight_decay)
-          .add_(part(directions_, segment), -matrix_lr * std::sqrt(std::max(1.0, rows / columns)));
+          .add_(part(directions_, segment),
+                -matrix_lr * std::sqrt(std::max(1.0, outputs / inputs)));
     }
   }
   std::vector<NamedTensor> state() override {

@@ -21,6 +21,7 @@ struct Segment {
   std::string name;
   std::int64_t offset = 0, size = 0;  // elements; offset is a multiple of 16
   std::vector<std::int64_t> shape;
+  bool input_first = false;  // a matrix [inputs, outputs], not [outputs, inputs]
 };
 
 struct NamedTensor {
@@ -49,8 +50,8 @@ class Optimizer {
 //        torch.optim.AdamW): w -= lr*wd*w; w -= lr/(1-b1^t) * m / (sqrt(v)/sqrt(1-b2^t) + eps).
 // sgd    b = momentum*b + g; w -= lr * (nesterov ? g + momentum*b : b); decoupled decay as above.
 // muon   Jordan et al., "Muon", 2024: nesterov momentum, orthogonalised by five Newton-Schulz
-//        steps, for the hidden matrices, with lr * matrix_lr / recipe lr * sqrt(max(1, rows /
-//        columns)); adamw for everything else. Each rank orthogonalises some of the matrices.
+//        steps, for the hidden matrices, with lr * matrix_lr / recipe lr * sqrt(max(1, outputs
+//        / inputs)); adamw for everything else. Each rank orthogonalises some of the matrices.
 // Weight decay applies to segments of two and more dimensions.
 std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,
                                           std::vector<Segment> segments,

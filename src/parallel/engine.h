@@ -34,6 +34,9 @@ class Task {
   virtual double flops_per_sample() const { return 0; }
   // What a checkpoint should say of the model, so that it can be built again: JSON.
   virtual std::string description() const { return "{}"; }
+  // Whether this weight is [inputs, outputs], as GPT-2's are; torch::nn::Linear's are the other
+  // way.
+  virtual bool input_first(const std::string& /*parameter*/) const { return false; }
   // Called before each micro-batch with the optimizer step and the micro-batch's id in it, so that
   // dropout draws by name and position (promise 4).
   virtual void at(std::int64_t /*step*/, std::int64_t /*micro_batch*/) {}

@@ -55,7 +55,8 @@ ReplicatedEngine::ReplicatedEngine(const recipe::Recipe& recipe, Task& task,
       flat_(task.module(), compute_type(recipe.precision)),
       scaler_(recipe.precision == "fp16") {
   for (const Piece& piece : flat_.pieces())
-    segments_.push_back({piece.name, piece.offset, piece.size, piece.shape});
+    segments_.push_back(
+        {piece.name, piece.offset, piece.size, piece.shape, task.input_first(piece.name)});
   optimizer_ = optim::make_optimizer(
       recipe.optimizer, segments_, flat_.master(),
       {group_->rank(), group_->size(),

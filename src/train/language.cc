@@ -33,6 +33,10 @@ std::string LanguageTask::description() const {
   return recipe::to_json(recipe, "model").dump();
 }
 
+bool LanguageTask::input_first(const std::string& parameter) const {
+  return model_->config().family == "gpt2" && parameter.find(".c_") != std::string::npos;
+}
+
 void LanguageTask::at(std::int64_t step, std::int64_t micro_batch) {
   model_->set_dropout_key({seed_, static_cast<std::uint64_t>(step), micro_batch * micro_});
 }

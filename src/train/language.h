@@ -20,6 +20,7 @@ class LanguageTask : public parallel::Task {
   parallel::Loss loss(const parallel::Batch& batch) override;
   double flops_per_sample() const override;
   std::string description() const override;  // the recipe's group "model"
+  bool input_first(const std::string& parameter) const override;
   void at(std::int64_t step, std::int64_t micro_batch) override;
 
  private:
