@@ -250,3 +250,16 @@ TEST_CASE("group: it may go while an operation on its shared memory is under way
     });
   for (std::thread& thread : threads) thread.join();
 }
+
+TEST_CASE("group: a backend that outlives its group says so") {
+  auto groups = make_thread_groups(2);
+  std::vector<c10::intrusive_ptr<c10d::Backend>> backends{groups[0]->backend(),
+                                                          groups[1]->backend()};
+  at::Tensor first = at::ones({100}), second = at::ones({100});
+  std::vector<at::Tensor> a{first}, b{second};
+  const auto work_a = backends[0]->allreduce(a), work_b = backends[1]->allreduce(b);
+  groups.clear();  // ends what was started
+  CHECK(first.sum().item<float>() == 200);
+  CHECK(second.sum().item<float>() == 200);
+  CHECK_THROWS_WITH(backends[0]->allreduce(a)->wait(), doctest::Contains("the group has ended"));
+}

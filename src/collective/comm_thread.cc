@@ -3,23 +3,31 @@
 #include <exception>
 #include <utility>
 
+#include "base/error.h"
+
 namespace tutti::collective {
 
 CommThread::CommThread(std::unique_ptr<comm::Communicator> communicator)
     : communicator_(std::move(communicator)), thread_([this] { loop(); }) {}
 
-CommThread::~CommThread() {
+CommThread::~CommThread() { finish(); }
+
+void CommThread::finish() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void CommThread::start(Task task, Done done) {
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    if (stopping_) {
+      lock.unlock();
+      return done(std::make_exception_ptr(WorldError("the group has ended")));
+    }
     jobs_.push_back({std::move(task), std::move(done)});
   }
   wake_.notify_one();

@@ -18,12 +18,14 @@ class CommThread {
   using Done = std::function<void(std::exception_ptr)>;
 
   explicit CommThread(std::unique_ptr<comm::Communicator> communicator);
-  // Runs what is queued, then ends the thread.
-  ~CommThread();
+  ~CommThread();  // finishes
   CommThread(const CommThread&) = delete;
   CommThread& operator=(const CommThread&) = delete;
 
+  // After finish() the task is not run, and `done` is told so at once.
   void start(Task task, Done done);
+  // Runs what is queued, then ends the thread. Not from the thread itself.
+  void finish();
 
   // For what is allowed from any thread: rank, size, names, abort, allocate_shared.
   comm::Communicator& communicator() { return *communicator_; }

@@ -59,7 +59,7 @@ Group::Group(std::unique_ptr<comm::Communicator> communicator)
     : thread_(std::make_shared<CommThread>(std::move(communicator))),
       backend_(c10::make_intrusive<CommBackend>(thread_)) {}
 
-Group::~Group() = default;
+Group::~Group() { thread_->finish(); }
 
 int Group::rank() const { return thread_->communicator().rank(); }
 int Group::size() const { return thread_->communicator().size(); }

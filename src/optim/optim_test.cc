@@ -316,3 +316,27 @@ TEST_CASE("optim: peers share muon's work, each matrix once, and all get the bit
     CHECK_MESSAGE(torch::equal(weights, alone), ranks);
   }
 }
+
+TEST_CASE("optim: a peer lost in the middle of an update leaves weights and state as they were") {
+  recipe::Optimizer muon;
+  muon.name = "muon";
+  const std::vector<Segment> segments{{"h.w", 0, 64, {16, 4}}, {"b", 64, 4, {4}}};
+  auto weights = draws("w", 80, torch::kFloat);
+  const auto gradient = draws("g", 80, torch::kFloat);
+  bool lost = false;
+  const auto optimizer =
+      make_optimizer(muon, segments, weights, {0, 2, [&](const torch::Tensor&, int) {
+                                                 if (lost) throw WorldError("rank 1 is lost");
+                                               }});
+  optimizer->step(weights, gradient, 1, 0.01, 1);
+  const auto copy = [&] {
+    std::vector<torch::Tensor> all{weights.clone()};
+    for (const NamedTensor& tensor : optimizer->state()) all.push_back(tensor.value.clone());
+    return all;
+  };
+  const auto before = copy();
+  lost = true;
+  CHECK_THROWS_AS(optimizer->step(weights, gradient, 2, 0.01, 1), WorldError);
+  const auto after = copy();
+  for (std::size_t i = 0; i < before.size(); ++i) CHECK(torch::equal(before[i], after[i]));
+}

@@ -181,22 +181,26 @@ class MuonOptimizer : public Optimizer {
     firsts_ = cut(costs, peers_.size);
   }
 
+  // Nothing of the state changes before the peers, which may be lost, have handed on their part.
   void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step, double lr,
             double scale) override {
-    rest_.step(master, gradient, step, lr, scale);
-    const double matrix_lr = recipe_.lr == 0 ? 0 : lr * recipe_.matrix_lr / recipe_.lr;
-    for (const Segment& segment : matrices_.segments()) {
-      auto momentum = part(matrices_[0], segment);
+    const std::vector<Segment>& segments = matrices_.segments();
+    std::vector<torch::Tensor> momenta;
+    for (const Segment& segment : segments) {
       const auto g = part(gradient, segment) * scale;
-      momentum.mul_(recipe_.momentum).add_(g);
+      momenta.push_back(torch::add(g, part(matrices_[0], segment), recipe_.momentum));
       auto direction = part(directions_, segment);
-      direction.copy_(momentum);
+      direction.copy_(momenta.back());
       if (recipe_.nesterov) direction.mul_(recipe_.momentum).add_(g);
     }
     orthogonalise_all();
-    for (const Segment& segment : matrices_.segments()) {
+    rest_.step(master, gradient, step, lr, scale);
+    const double matrix_lr = recipe_.lr == 0 ? 0 : lr * recipe_.matrix_lr / recipe_.lr;
+    for (std::size_t i = 0; i < segments.size(); ++i) {
+      const Segment& segment = segments[i];
       const double outputs = static_cast<double>(segment.shape[segment.input_first ? 1 : 0]),
                    inputs = static_cast<double>(segment.shape[segment.input_first ? 0 : 1]);
+      part(matrices_[0], segment).copy_(momenta[i]);
       part(master, segment)
           .mul_(1 - matrix_lr * recipe_.weight_decay)
           .add_(part(directions_, segment),

@@ -40,7 +40,8 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
   // One update of `master` with gradient * scale. Both are flat, of one floating type and size.
-  // `step` counts from 1 (bias correction); `lr` is the scheduled learning rate.
+  // `step` counts from 1 (bias correction); `lr` is the scheduled learning rate. If a peer is lost
+  // it throws, and neither `master` nor the state has changed.
   virtual void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step,
                     double lr, double scale) = 0;
   virtual std::vector<NamedTensor> state() = 0;
