@@ -74,6 +74,7 @@ ReplicatedEngine::ReplicatedEngine(const recipe::Recipe& recipe, Task& task,
                     static_cast<std::int64_t>(flat_.master().element_size())))
     buckets_.push_back({bucket, 0, nullptr});
   bucket_of_.resize(segments_.size());
+  used_again_.resize(segments_.size());
   for (std::size_t b = 0; b < buckets_.size(); ++b)
     for (std::size_t p = buckets_[b].bucket.first_piece; p < buckets_[b].bucket.end_piece; ++p)
       bucket_of_[p] = b;
@@ -112,35 +113,53 @@ void ReplicatedEngine::install_hooks() {
 
 void ReplicatedEngine::take_autograd_gradient(std::size_t p) {
   torch::Tensor& gradient = flat_.pieces()[p].parameter.mutable_grad();
-  if (is_ready_[p] || !gradient.defined()) return;
+  if (!gradient.defined()) return;
   torch::NoGradGuard no_grad;
-  auto place = FlatParameters::view(slots_[static_cast<std::size_t>(slot_)], flat_.pieces()[p]);
-  if (accumulate_)
-    place.add_(gradient);
+  const Target place = target_of(p);
+  if (place.accumulate)
+    place.grad.add_(gradient);
   else
-    place.copy_(gradient);
+    place.grad.copy_(gradient);
   gradient.reset();
-  mark_ready(p);
+  written(p);
+}
+
+// A parameter that was whole already and comes again has several uses. That is learnt in the first
+// step, which reduces nothing before all of backward is done.
+nn::GradSink::Target ReplicatedEngine::target_of(std::size_t p) {
+  if (is_ready_[p]) {
+    if (bucket_of_[p] < next_bucket_)
+      throw WorldError(str("step ", updates_ + 1, ": ", segments_[p].name,
+                           " was used more than once in a micro-batch for the first time since the "
+                           "first step, after its gradient had been sent; set parallel.overlap: "
+                           "off"));
+    used_again_[p] = true;
+  }
+  return {FlatParameters::view(slots_[static_cast<std::size_t>(slot_)], flat_.pieces()[p]),
+          accumulate_ || is_written_[p]};
+}
+
+// One use of the parameter has left its gradient.
+void ReplicatedEngine::written(std::size_t p) {
+  is_written_[p] = true;
+  if (!used_again_[p]) mark_ready(p);
 }
 
 nn::GradSink::Target ReplicatedEngine::target(const torch::Tensor& parameter) {
   const auto found = piece_of_.find(parameter.unsafeGetTensorImpl());
-  if (found == piece_of_.end()) return {};
-  return {
-      FlatParameters::view(slots_[static_cast<std::size_t>(slot_)], flat_.pieces()[found->second]),
-      accumulate_};
+  return found == piece_of_.end() ? Target{} : target_of(found->second);
 }
 
 void ReplicatedEngine::ready(const torch::Tensor& parameter) {
   const auto found = piece_of_.find(parameter.unsafeGetTensorImpl());
-  if (found != piece_of_.end()) mark_ready(found->second);
+  if (found != piece_of_.end()) written(found->second);
 }
 
 void ReplicatedEngine::mark_ready(std::size_t piece) {
   if (is_ready_[piece]) return;
   is_ready_[piece] = true;
   --buckets_[bucket_of_[piece]].missing;
-  if (last_ && recipe_.parallel.overlap) reduce_complete();
+  if (last_ && recipe_.parallel.overlap && uses_known_) reduce_complete();
 }
 
 // In the order of the buckets, whatever order they were completed in: a rank whose micro-batch left
@@ -156,8 +175,7 @@ void ReplicatedEngine::finish_pieces() {
   for (std::size_t p = 0; p < is_ready_.size(); ++p) {
     if (is_ready_[p]) continue;
     take_autograd_gradient(p);
-    if (is_ready_[p]) continue;
-    if (!accumulate_)
+    if (!accumulate_ && !is_written_[p])
       FlatParameters::view(slots_[static_cast<std::size_t>(slot_)], flat_.pieces()[p]).zero_();
     mark_ready(p);
   }
@@ -195,6 +213,7 @@ void ReplicatedEngine::run_micro_batch(std::int64_t id, std::size_t index, const
   accumulate_ = !recipe_.reproducible && index > 0;
   last_ = index + 1 == arrivals_.size();
   is_ready_.assign(segments_.size(), false);
+  is_written_ = is_ready_;
   next_bucket_ = 0;
   for (BucketState& state : buckets_)
     state.missing = state.bucket.end_piece - state.bucket.first_piece;
@@ -258,12 +277,9 @@ StepOutcome ReplicatedEngine::step(const StepInput& input) {
   for (int id = range.begin; id < range.end; ++id)
     run_micro_batch(id, static_cast<std::size_t>(id - range.begin), input, outcome);
   const double start = real_clock().now();
-  if (range.size() == 0) {  // more ranks than micro-batches: this one only joins the sums
-    merges_ = 0;
-    for (BucketState& state : buckets_) reduce(state);
-  } else if (!recipe_.parallel.overlap) {
-    for (BucketState& state : buckets_) reduce(state);
-  }
+  if (range.size() == 0) merges_ = 0, next_bucket_ = 0;  // it only joins the sums
+  while (next_bucket_ < buckets_.size()) reduce(buckets_[next_bucket_++]);
+  uses_known_ = true;
   for (BucketState& state : buckets_) {
     state.work->wait();
     state.work.reset();

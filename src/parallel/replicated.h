@@ -52,6 +52,8 @@ class ReplicatedEngine : public Engine, private nn::GradSink {
   void run_micro_batch(std::int64_t id, std::size_t index, const StepInput& input,
                        StepOutcome& outcome);
   void take_autograd_gradient(std::size_t piece);
+  Target target_of(std::size_t piece);
+  void written(std::size_t piece);
   void mark_ready(std::size_t piece);
   void finish_pieces();
   void reduce_complete();
@@ -80,11 +82,15 @@ class ReplicatedEngine : public Engine, private nn::GradSink {
   std::vector<decltype(torch::autograd::impl::grad_accumulator(torch::Tensor()))>
       accumulators_;  // keep the hooks alive
 
+  // Parameters of several uses, learnt in the first step: whole only at the end of backward.
+  std::vector<bool> used_again_;
+  bool uses_known_ = false;
+
   // Of the micro-batch in work.
   int slot_ = 0, merges_ = 0;
   bool accumulate_ = false, last_ = false, in_backward_ = false;
-  std::vector<bool> is_ready_;
-  std::size_t next_bucket_ = 0;  // the next to reduce
+  std::vector<bool> is_written_, is_ready_;  // by a use of it; by all of them
+  std::size_t next_bucket_ = 0;              // the next to reduce
 
   torch::Tensor losses_;  // fp64 [2 * micro-batches + votes]
 };

@@ -20,7 +20,8 @@ namespace {
 constexpr std::int64_t micro_batches = 6, rows = 3;
 
 // Has all that an engine meets: weights that the gradient sink serves (nn::linear) and that
-// autograd serves, one used twice, one used by some micro-batches only, one never used.
+// autograd serves, one used twice by the latter, one by both, one used by some micro-batches only,
+// one never used.
 struct Net : torch::nn::Module {
   explicit Net(torch::ScalarType type) {
     const auto make = [&](const char* name, std::vector<std::int64_t> shape) {
@@ -31,6 +32,7 @@ struct Net : torch::nn::Module {
     };
     in = make("in", {8, 5});
     twice = make("twice", {8, 8});
+    again = make("again", {8, 8});
     sometimes = make("sometimes", {8});
     never = make("never", {3});
     out = make("out", {2, 8});
@@ -39,11 +41,15 @@ struct Net : torch::nn::Module {
     torch::Tensor h = fused ? nn::linear(x, {{in, {}}}) : torch::matmul(x, in.t());
     h = torch::tanh(h);
     h = torch::tanh(torch::matmul(h, twice) + torch::matmul(h, twice.t()));
+    const auto turn = [&](const torch::Tensor& v) {
+      return fused ? nn::linear(v, {{again, {}}}) : torch::matmul(v, again.t());
+    };
+    h = torch::tanh(turn(turn(h)) + torch::matmul(h, again));
     if (x[0][0].item<double>() > 0) h = h * (1 + sometimes);
     return fused ? nn::linear(h, {{out, {}}}) : torch::matmul(h, out.t());
   }
   bool fused = true;
-  torch::Tensor in, twice, sometimes, never, out;
+  torch::Tensor in, twice, again, sometimes, never, out;
 };
 
 struct NetTask : Task {
