@@ -117,6 +117,26 @@ TEST_CASE("Conformance: threads with random delays") {
   run_ranks(3, [](Communicator& c) { check_with_delays(c, 40); }, small_options());
 }
 
+// More threads than cores: ranks are often stopped between a call's meeting and their reading.
+TEST_CASE("Small calls: a quick rank does not overwrite what a slow one still reads") {
+  auto options = small_options();
+  options.eager_bytes = 1 << 17;
+  run_ranks(
+      6,
+      [](Communicator& c) {
+        std::vector<float> values(30000);
+        for (int round = 0; round < 300; ++round) {
+          const auto mine = static_cast<float>((c.rank() + 1) * (round + 1));
+          std::fill(values.begin(), values.end(), mine);
+          c.all_reduce(values.data(), values.size(), DType::f32, Reduce::sum);
+          const auto sum = static_cast<float>(21 * (round + 1));
+          for (const float value : values)
+            if (value != sum) throw WorldError(str("round ", round, ": ", value));
+        }
+      },
+      options);
+}
+
 TEST_CASE("Tree sums: the same bits for 1 to 8 ranks, in and out of place") {
   for (const DType type : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     const std::string expected = tree_sum_twin(13, 1001, type);
