@@ -9,11 +9,12 @@ import pathlib
 import re
 import sys
 
-TORCH_FREE = "base recipe mesh events launch checkpoint data comm".split()
+TORCH_FREE = "base recipe mesh plan events launch checkpoint data comm".split()
 USES = {
     "base": "",
     "recipe": "base",
     "mesh": "base",
+    "plan": "base",
     "events": "base",
     "launch": "base recipe",
     "checkpoint": "base mesh",
