@@ -87,13 +87,22 @@ struct Saver::Work {
     }
   }
 
+  // Only the last folder: a run whose folder was moved or removed must end, not grow another.
+  void make_partial() const {
+    std::error_code failed;
+    fs::create_directory(partial(), failed);
+    if (failed)
+      throw WorldError(str("cannot make ", partial().string(), ": ", failed.message(),
+                           fs::exists(folder) ? "" : "; the run's folder was moved or removed"));
+  }
+
   fs::path partial() const { return folder / (step_folder_name(step) + ".partial"); }
   fs::path part_of(int r) const {
     return partial() / fs::path(shard_name(r)).replace_extension(".json");
   }
 
   void write() {
-    make_folders(partial());
+    make_partial();
     std::vector<std::pair<std::string, StoredTensor>> tensors;
     Json part = Json::array();
     for (std::size_t i = 0; i < entries.size(); ++i) {

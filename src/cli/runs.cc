@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "checkpoint/loader.h"
 #include "cli/worker.h"
 #include "events/live.h"
 #include "events/report.h"
@@ -60,6 +61,15 @@ void say_where(const events::RunFolder& run, const recipe::Recipe& recipe, const
             << "  take it away tutti export " << run.path().string() << " --to FOLDER\n";
 }
 
+void say_how_to_go_on(const events::RunFolder& run) {
+  const auto newest = checkpoint::latest(run.checkpoints());
+  if (newest.path.empty())
+    std::cerr << "stopped before the first checkpoint: nothing is saved\n";
+  else
+    std::cerr << "stopped; the newest checkpoint is of step " << newest.step
+              << "; go on with: tutti resume " << run.path().string() << "\n";
+}
+
 }  // namespace
 
 int launch_run(const events::RunFolder& run, const recipe::Recipe& recipe, bool resume, Show show) {
@@ -81,8 +91,7 @@ int launch_run(const events::RunFolder& run, const recipe::Recipe& recipe, bool 
   if (recipe.logging.report) events::write_report(run);
   view.finish(summary);
   if (outcome.exit_code == exit_ok && show == Show::automatic) say_where(run, recipe, summary);
-  if (outcome.interrupted)
-    std::cerr << "stopped and saved; go on with: tutti resume " << run.path().string() << "\n";
+  if (outcome.interrupted) say_how_to_go_on(run);
   return outcome.exit_code;
 }
 

@@ -78,6 +78,7 @@ int train(const Options& options) {
 
 // What a resumed run may change without becoming another run.
 bool may_change(const std::string& field) {
+  if (field == "parallel.threads") return false;  // other threads may sum in another order
   for (const char* prefix : {"duration", "parallel.", "checkpoint.", "evaluation.", "logging.",
                              "on_nan", "data.train", "data.validation"})
     if (field.starts_with(prefix)) return true;

@@ -55,7 +55,7 @@ int train(const Arguments& arguments) {
       train::worker_from_environment(arguments.run, arguments.has("resume"));
   const recipe::Recipe recipe = train::recipe_of(arguments.run);
   if (worker.world_size > 1) set_log_rank(worker.rank);
-  train::prepare_process(recipe.parallel.threads);
+  train::prepare_process(recipe);
   const train::Result result = train::run(recipe, worker);
   return result.interrupted ? exit_interrupted : exit_ok;
 }
@@ -68,7 +68,7 @@ train::Restored restore(const Arguments& arguments) {
 
 int eval(const Arguments& arguments) {
   auto restored = restore(arguments);
-  train::prepare_process(std::max<std::int64_t>(1, restored.recipe.parallel.threads));
+  train::prepare_process(restored.recipe);
   const train::Evaluation found = train::evaluate(restored);
   const Json json = {{"step", restored.step},
                      {"validation_loss", found.loss},
@@ -85,7 +85,7 @@ int eval(const Arguments& arguments) {
 
 int generate(const Arguments& arguments) {
   auto restored = restore(arguments);
-  train::prepare_process(std::max<std::int64_t>(1, restored.recipe.parallel.threads));
+  train::prepare_process(restored.recipe);
   const std::string prompt = arguments.get("prompt", "\n");
   std::vector<std::int64_t> ids;
   for (const std::int32_t id : restored.tokenizer->encode(prompt)) ids.push_back(id);

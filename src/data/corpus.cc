@@ -62,6 +62,7 @@ Corpus Corpus::open(const fs::path& path, bool verify) {
                      static_cast<std::size_t>(header.documents) + 1};
   check_offsets(path, corpus.offsets_, header);
   corpus.tokens_ = header.tokens;
+  corpus.checksum_ = header.token_checksum;
   corpus.token_bytes_ = static_cast<int>(header.token_bytes);
   corpus.vocab_ = static_cast<std::int64_t>(header.vocab);
   corpus.text_bytes_ = header.text_bytes;

@@ -49,6 +49,7 @@ class Corpus {
 
   std::uint64_t tokenizer_hash() const { return tokenizer_hash_; }
   std::int64_t vocab() const { return vocab_; }
+  std::uint64_t checksum() const { return checksum_; }  // of the tokens; in memory: 0
   const std::string& tokenizer_name() const { return tokenizer_name_; }
   const std::string& path() const { return path_; }
   int token_bytes() const { return token_bytes_; }          // 1, 2 or 4
@@ -56,6 +57,7 @@ class Corpus {
 
  private:
   std::string path_;
+  std::uint64_t checksum_ = 0;
   std::shared_ptr<const MappedFile> file_;
   std::shared_ptr<const std::vector<std::int32_t>> memory_;
   std::shared_ptr<const std::vector<std::uint64_t>> owned_offsets_;

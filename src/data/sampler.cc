@@ -1,9 +1,12 @@
 #include "data/sampler.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdio>
 #include <numeric>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/rng.h"
 
 namespace tutti::data {
@@ -140,6 +143,21 @@ void Sampler::fill(std::uint64_t position, std::span<std::int32_t> inputs,
   }
   std::fill(documents.begin(), documents.end(), 0);
   if (options_.document_mask) mask_documents(part.corpus, start, targets, documents);
+}
+
+std::string Sampler::fingerprint() const {
+  std::uint64_t tokens = 0;
+  std::vector<std::uint64_t> words{static_cast<std::uint64_t>(options_.sequence),
+                                   options_.shuffled ? 1u : 0u};
+  for (const Part& part : parts_) {
+    tokens += part.end - part.first;
+    words.insert(words.end(), {part.first, part.end, part.corpus.checksum(),
+                               std::bit_cast<std::uint64_t>(part.weight)});
+  }
+  char hash[17];
+  std::snprintf(hash, sizeof hash, "%016llx",
+                static_cast<unsigned long long>(hash64(std::as_bytes(std::span(words)))));
+  return str(tokens, " tokens (", hash, ")");
 }
 
 }  // namespace tutti::data

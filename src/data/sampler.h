@@ -55,6 +55,8 @@ class Sampler {
   void fill(std::uint64_t position, std::span<std::int32_t> inputs, std::span<std::int32_t> targets,
             std::span<std::int32_t> documents = {}) const;
 
+  // "12 tokens (0123456789abcdef)": all parts' tokens and how they are drawn from.
+  std::string fingerprint() const;
   std::int64_t sequence() const { return options_.sequence; }
   // Samples an epoch: every block of every part once (for a blend: the sum of blocks).
   std::uint64_t samples() const { return samples_; }

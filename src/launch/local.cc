@@ -198,7 +198,9 @@ class Run {
 
   void stop_all(double grace) {
     for (Worker& worker : workers_) {
-      if (!worker.end) worker.process.send(SIGTERM);
+      if (worker.end) continue;
+      worker.process.send(SIGTERM);
+      worker.process.send(SIGCONT);  // one that is stopped would not hear it
     }
     deadline_ = std::min(deadline_, real_clock().now() + grace);
     grace_ = grace;

@@ -90,6 +90,9 @@ class Engine {
   // Mean loss over micro-batches [0, count), shared among the ranks, without gradients.
   virtual double evaluate(std::int64_t count, const BatchSource& batches) = 0;
 
+  // Rank 0's value, on every rank: for what only one rank can decide.
+  virtual std::int64_t agree(std::int64_t value) = 0;
+
   // The same on every rank for replicated state. Call restored() after writing into the values.
   virtual std::vector<StateTensor> state() = 0;
   virtual void restored() = 0;

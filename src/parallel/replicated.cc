@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/rng.h"
 
 namespace tutti::parallel {
 namespace {
@@ -62,6 +63,14 @@ ReplicatedEngine::ReplicatedEngine(const recipe::Recipe& recipe, Task& task,
       {group_->rank(), group_->size(),
        [this](torch::Tensor values, int root) { group_->broadcast(std::move(values), root); }});
   group_->broadcast(flat_.master(), 0);
+  for (const auto& named : task.module().named_parameters())
+    if (!named.value().requires_grad())
+      fixed_.push_back({"model/" + named.key(), named.value().detach()});
+  for (const auto& named : task.module().named_buffers())
+    if (named.value().defined() && named.value().numel() > 0)
+      moving_.push_back({"model/" + named.key(), named.value().detach()});
+  for (const auto* tensors : {&fixed_, &moving_})
+    for (const StateTensor& tensor : *tensors) group_->broadcast(tensor.value, 0);
   flat_.refresh_compute();
 
   reduction_ = recipe.reproducible ? plan_ : plan_over_ranks(group_->size());
@@ -82,11 +91,18 @@ ReplicatedEngine::ReplicatedEngine(const recipe::Recipe& recipe, Task& task,
   install_hooks();
 }
 
-ReplicatedEngine::~ReplicatedEngine() {
-  for (BucketState& state : buckets_) try {
+ReplicatedEngine::~ReplicatedEngine() { drain(); }
+
+// After a step that threw: nothing of it is under way any more.
+void ReplicatedEngine::drain() {
+  in_backward_ = false;
+  for (BucketState& state : buckets_) {
+    try {
       if (state.work) state.work->wait();
     } catch (const std::exception&) {  // it was reported where it mattered
     }
+    state.work.reset();
+  }
 }
 
 std::int64_t ReplicatedEngine::parameter_count() const {
@@ -206,6 +222,9 @@ void ReplicatedEngine::run_micro_batch(std::int64_t id, std::size_t index, const
   const double start = clock.now();
   const Batch batch = input.batches(id);
   const double data_end = clock.now();
+  // A module that draws from torch's generator draws by step and micro-batch (promise 4).
+  torch::manual_seed(RandomStream(recipe_.seed, "micro-batch", static_cast<std::uint64_t>(id))
+                         .below(std::uint64_t{1} << 62, static_cast<std::uint64_t>(input.step)));
   task_.at(input.step, id);
 
   slot_ = arrivals_[index].slot;
@@ -257,8 +276,8 @@ void ReplicatedEngine::update(const StepInput& input, StepOutcome& outcome) {
   outcome.loss_scale = scaler_.scale();
   outcome.grad_norm = std::sqrt(optim::squared_norm(gradient)) / divisor;
   const bool finite = std::isfinite(outcome.loss) && std::isfinite(outcome.grad_norm);
-  scaler_.update(finite);
   if (!finite) {
+    scaler_.update(false);
     outcome.applied = false;
     outcome.culprit = optim::first_non_finite(gradient, segments_);
     if (outcome.culprit.empty()) outcome.culprit = "loss";
@@ -266,18 +285,25 @@ void ReplicatedEngine::update(const StepInput& input, StepOutcome& outcome) {
   }
   const double scale = optim::clip_scale(outcome.grad_norm, recipe_.optimizer.clip) / divisor;
   torch::NoGradGuard no_grad;
-  optimizer_->step(flat_.master(), gradient, ++updates_, input.lr, scale);
+  optimizer_->step(flat_.master(), gradient, updates_ + 1, input.lr, scale);
+  ++updates_;
+  scaler_.update(true);
   flat_.refresh_compute();
 }
 
 StepOutcome ReplicatedEngine::step(const StepInput& input) {
+  drain();
   StepOutcome outcome;
   losses_.zero_();
   const comm::Range range = local_range();
   for (int id = range.begin; id < range.end; ++id)
     run_micro_batch(id, static_cast<std::size_t>(id - range.begin), input, outcome);
   const double start = real_clock().now();
-  if (range.size() == 0) merges_ = 0, next_bucket_ = 0;  // it only joins the sums
+  if (range.size() == 0) {  // it only joins the sums
+    merges_ = 0;
+    next_bucket_ = 0;
+    if (!recipe_.reproducible) slots_[0].zero_();
+  }
   while (next_bucket_ < buckets_.size()) reduce(buckets_[next_bucket_++]);
   uses_known_ = true;
   for (BucketState& state : buckets_) {
@@ -287,6 +313,8 @@ StepOutcome ReplicatedEngine::step(const StepInput& input) {
   share_losses(input, outcome);
   const double reduced = real_clock().now();
   update(input, outcome);
+  if (group_->size() > 1)
+    for (const StateTensor& buffer : moving_) group_->broadcast(buffer.value, 0);
   outcome.wait_seconds = reduced - start;
   outcome.optimizer_seconds = real_clock().now() - reduced;
   return outcome;
@@ -311,10 +339,18 @@ double ReplicatedEngine::evaluate(std::int64_t count, const BatchSource& batches
   return targets > 0 ? tree_sum(values, count) / targets : 0;
 }
 
+std::int64_t ReplicatedEngine::agree(std::int64_t value) {
+  const torch::Tensor shared = torch::full({1}, value, torch::kLong);
+  group_->broadcast(shared, 0);
+  return shared.item<std::int64_t>();
+}
+
 std::vector<StateTensor> ReplicatedEngine::state() {
   std::vector<StateTensor> all;
   for (const Piece& piece : flat_.pieces())
     all.push_back({"model/" + piece.name, FlatParameters::view(flat_.master(), piece)});
+  for (const auto* tensors : {&fixed_, &moving_})
+    all.insert(all.end(), tensors->begin(), tensors->end());
   for (optim::NamedTensor& tensor : optimizer_->state())
     all.push_back({std::move(tensor.name), std::move(tensor.value)});
   return all;

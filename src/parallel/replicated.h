@@ -22,13 +22,16 @@ namespace tutti::parallel {
 
 class ReplicatedEngine : public Engine, private nn::GradSink {
  public:
-  // Moves the task's parameters into flat buffers; rank 0's values are given to all.
+  // Moves the task's parameters into flat buffers; rank 0's values are given to all, frozen
+  // parameters and buffers too. Buffers that training changes (running statistics) are rank 0's
+  // after every step: like DDP's, they depend on the number of ranks.
   ReplicatedEngine(const recipe::Recipe& recipe, Task& task,
                    std::shared_ptr<collective::Group> group);
   ~ReplicatedEngine() override;
 
   StepOutcome step(const StepInput& input) override;
   double evaluate(std::int64_t count, const BatchSource& batches) override;
+  std::int64_t agree(std::int64_t value) override;
   std::vector<StateTensor> state() override;
   void restored() override { flat_.refresh_compute(); }
   std::string scalars() const override;
@@ -62,6 +65,7 @@ class ReplicatedEngine : public Engine, private nn::GradSink {
   // Loss sum and count over all micro-batches, in the tree's order, and the ranks' votes.
   void share_losses(const StepInput& input, StepOutcome& outcome);
   void update(const StepInput& input, StepOutcome& outcome);
+  void drain();
 
   const recipe::Recipe recipe_;
   Task& task_;
@@ -70,6 +74,8 @@ class ReplicatedEngine : public Engine, private nn::GradSink {
   comm::ReductionPlan reduction_;  // how gradients are summed
   std::vector<comm::Arrival> arrivals_;
   FlatParameters flat_;
+  std::vector<StateTensor> fixed_;   // frozen parameters
+  std::vector<StateTensor> moving_;  // buffers
   std::vector<optim::Segment> segments_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::LossScaler scaler_;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "base/json.h"
 #include "parallel/engine.h"
 
 namespace tutti::train {
@@ -41,6 +42,9 @@ class Callback {
   // stood still); `start` in seconds since 1970.
   virtual void on_span(const char* /*name*/, std::int64_t /*step*/, double /*start*/,
                        double /*seconds*/) {}
+  // What of it a checkpoint keeps, so that a resumed run decides alike.
+  virtual std::string state() const { return ""; }
+  virtual void set_state(const std::string&) {}
   // True ends the run after this step, in order: evaluation, checkpoint, report.
   virtual bool should_stop() const { return false; }
   virtual void on_end(std::int64_t /*steps*/) {}
@@ -60,6 +64,15 @@ class EarlyStop : public Callback {
     }
   }
   bool should_stop() const override { return waited_ >= patience_; }
+  std::string state() const override {
+    return best_ ? Json{{"best", *best_}, {"waited", waited_}}.dump() : "";
+  }
+  void set_state(const std::string& text) override {
+    if (text.empty()) return;
+    const Json json = parse_json(text, "early stop");
+    best_ = json.at("best").get<double>();
+    waited_ = json.at("waited").get<int>();
+  }
 
  private:
   int patience_;

@@ -4,8 +4,12 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <optional>
+#include <sstream>
 
 #include "base/error.h"
+#include "base/text.h"
+#include "checkpoint/loader.h"
 #include "events/live.h"
 #include "events/report.h"
 #include "events/summary.h"
@@ -22,11 +26,14 @@ namespace {
 // What a worker needs beside its rank; the launcher sets it.
 constexpr const char* run_variable = "TUTTI_RUN";
 constexpr const char* resume_variable = "TUTTI_RESUME";
+// A program may call fit() several times; a worker is started for one of the calls and finds in
+// RUNS the folders of those before it, separated by newlines.
+constexpr const char* earlier_variable = "TUTTI_EARLIER_RUNS";
 
 Result work(const recipe::Recipe& recipe, const Worker& worker, parallel::Task& task,
             Samples& train, Samples* validation, std::vector<std::shared_ptr<Callback>> callbacks) {
   catch_stop_signals();
-  prepare_process(recipe.parallel.threads);
+  prepare_process(recipe);
   const auto group = open_group(worker, recipe.parallel);
   parallel::ReplicatedEngine engine(recipe, task, group);
   const auto recorder = std::make_shared<Recorder>(worker, recipe,
@@ -58,12 +65,48 @@ Result result_of(const Json& summary) {
   return result;
 }
 
+// The runs of this program's calls of fit() so far, in the launcher.
+std::vector<std::string>& earlier_runs() {
+  static std::vector<std::string> runs;
+  return runs;
+}
+
+// After a training the module holds what was learnt, in the launcher as in later calls' workers.
+void load_trained(torch::nn::Module& module, const events::RunFolder& run) {
+  const auto found = checkpoint::latest(run.checkpoints());
+  if (found.path.empty()) return;
+  const checkpoint::Loader loader(found.path, false);
+  torch::NoGradGuard no_grad;
+  const auto load = [&](const std::string& name, torch::Tensor value) {
+    const auto copy = torch::empty_like(value, torch::MemoryFormat::Contiguous);
+    loader.read("model/" + name, whole(copy.sizes().vec()),
+                static_cast<std::byte*>(copy.data_ptr()));
+    value.copy_(copy);
+  };
+  for (auto& named : module.named_parameters()) load(named.key(), named.value());
+  for (auto& named : module.named_buffers())
+    if (named.value().numel() > 0) load(named.key(), named.value());
+}
+
+// In a worker: the run of this call if it is one of the earlier ones.
+std::optional<events::RunFolder> finished_call() {
+  static std::size_t calls = 0;
+  const char* text = std::getenv(earlier_variable);
+  std::istringstream runs(text ? text : "");
+  std::string path;
+  for (std::size_t i = 0; std::getline(runs, path); ++i)
+    if (i == calls) return ++calls, events::RunFolder(path);
+  return {};
+}
+
 Result launch_self(int argc, char** argv, const recipe::Recipe& recipe,
                    const events::RunFolder& run, const FitOptions& options) {
   launch::Job job;
   job.program = fs::read_symlink("/proc/self/exe");
   job.args.assign(argv + 1, argv + argc);
-  job.env = {{run_variable, run.path().string()}, {resume_variable, options.resume ? "1" : "0"}};
+  job.env = {{run_variable, run.path().string()},
+             {resume_variable, options.resume ? "1" : "0"},
+             {earlier_variable, join(earlier_runs(), "\n")}};
   job.workers = static_cast<int>(recipe.parallel.workers);
   job.threads = static_cast<int>(recipe.parallel.threads);
   job.log_folder = run.logs();
@@ -92,19 +135,28 @@ Result fit(int argc, char** argv, const recipe::Recipe& asked, parallel::Task& t
            const FitOptions& options) {
   recipe::Recipe recipe = asked;
   recipe::resolve(recipe, launch::usable_cores());
-  if (recipe.batch.global % recipe.batch.micro != 0)
-    throw ConfigError({{"batch.micro", "", str(recipe.batch.micro),
-                        str("must divide batch.global = ", recipe.batch.global), ""}});
-  if (const char* folder = std::getenv(run_variable))
+  recipe::Recipe checked = recipe;
+  checked.data.train = {{"the program's", 1}};
+  const auto wrong = recipe::contradictions(checked, [](const std::string&) { return "fit()"; });
+  if (!wrong.empty()) throw ConfigError(wrong);
+  if (const char* folder = std::getenv(run_variable)) {
+    if (const auto earlier = finished_call()) {
+      load_trained(task.module(), *earlier);
+      return result_of(parse_json(read_file(earlier->summary()), earlier->summary().string()));
+    }
     return work(recipe,
                 worker_from_environment(folder, std::getenv(resume_variable) == std::string("1")),
                 task, train, validation, std::move(callbacks));
+  }
   const auto run = options.resume        ? events::open_run(options.out)
                    : options.out.empty() ? events::create_dated_run(recipe.name)
                                          : events::create_run(options.out);
   const events::RunLock lock(run);
   write_file(run.recipe(), recipe::to_yaml(recipe));
-  return launch_self(argc, argv, recipe, run, options);
+  const Result result = launch_self(argc, argv, recipe, run, options);
+  load_trained(task.module(), run);
+  earlier_runs().push_back(fs::absolute(run.path()).string());
+  return result;
 }
 
 }  // namespace tutti::train

@@ -35,6 +35,7 @@ class TokenSamples : public Samples {
       : sampler_(sampler), documents_(documents) {}
   std::int64_t epoch_size() const override { return static_cast<std::int64_t>(sampler_.samples()); }
   std::int64_t targets_per_sample() const override { return sampler_.sequence(); }
+  std::string fingerprint() const override { return sampler_.fingerprint(); }
   parallel::Batch batch(std::int64_t first, std::int64_t count) override;
 
  private:

@@ -76,10 +76,12 @@ void Recorder::done(const Result& result, const Json& more) {
         {"steps", result.steps},
         {"loss", result.loss},
         {"validation_loss", result.validation_loss ? Json(*result.validation_loss) : Json()},
-        {"tokens_per_second", result.tokens_per_second},
-        {"mfu", result.mfu},
-        {"seconds", result.seconds},
-        {"first_step_seconds", result.first_step_seconds}};
+        {"seconds", result.seconds}};
+    if (result.first_step_seconds > 0) {  // else no step was left to do
+      data["tokens_per_second"] = result.tokens_per_second;
+      data["mfu"] = result.mfu;
+      data["first_step_seconds"] = result.first_step_seconds;
+    }
     data.update(more);
     writer_.instant("done", result.steps, data);
   }

@@ -1,7 +1,5 @@
 #include "train/run.h"
 
-#include <ATen/Context.h>
-
 #include "base/version.h"
 #include "checkpoint/loader.h"
 #include "data/tokenizer.h"
@@ -37,15 +35,6 @@ std::string write_sample(nn::LanguageModel& model, const data::Tokenizer& tokeni
   return recipe.logging.sample_prompt + tokenizer.decode(text);
 }
 
-// Rounding to bf16 only pays where the processor multiplies it: elsewhere it is emulated.
-bool multiplies_bf16_fast() {
-#if defined(__x86_64__) && defined(__clang__)
-  return __builtin_cpu_supports("avx512bf16") != 0;
-#else
-  return false;
-#endif
-}
-
 // A resumed run of model.from no longer needs that folder.
 std::shared_ptr<nn::LanguageModel> model_of(const recipe::Recipe& recipe, const Worker& worker,
                                             std::int64_t vocab) {
@@ -59,8 +48,6 @@ std::shared_ptr<nn::LanguageModel> model_of(const recipe::Recipe& recipe, const 
 
 // recipe -> mesh -> engine -> step -> events + checkpoint.
 Result run(const recipe::Recipe& recipe, const Worker& worker) {
-  if (recipe.precision == "fp32-fast" && multiplies_bf16_fast())
-    at::globalContext().setFloat32MatmulPrecision("medium");
   const auto tokenizer = data::open_tokenizer(recipe.data.tokenizer);
   const data::Dataset dataset =
       data::open_dataset(recipe.data, *tokenizer, recipe.seed, {recipe.data.text_field, {}});

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "base/rng.h"
 #include "parallel/engine.h"
 
@@ -19,6 +20,8 @@ class Samples {
   virtual std::int64_t epoch_size() const = 0;  // samples in one pass, >= 1
   // Samples [first, first + count) as one batch. Called from one thread at a time.
   virtual parallel::Batch batch(std::int64_t first, std::int64_t count) = 0;
+  // Tells other data apart: a run that is resumed must find what it began with.
+  virtual std::string fingerprint() const { return str(epoch_size(), " samples"); }
   // Targets a sample, for tokens/s and durations in tokens.
   virtual std::int64_t targets_per_sample() const { return 1; }
 };

@@ -43,7 +43,9 @@ struct Diary : Callback {
   }
   bool should_stop() const override { return losses.size() >= enough; }
   void on_end(std::int64_t steps) override { text += str("end ", steps, ";"); }
-  std::string text, spans;
+  std::string state() const override { return str(losses.size()); }
+  void set_state(const std::string& state) override { told = state; }
+  std::string text, spans, told;
   StartEvent start;
   std::size_t enough = 1000;
   std::vector<double> rates, losses;
@@ -64,7 +66,7 @@ recipe::Recipe recipe_of(double steps) {
 }
 
 Outcome train_line(const recipe::Recipe& recipe, const fs::path& folder, bool resume = false,
-                   std::size_t enough = 1000, bool validate = true) {
+                   std::size_t enough = 1000, bool validate = true, std::int64_t count = 20) {
   auto module = std::make_shared<Line>();
   auto task = make_task(module, [](Line& line, const parallel::Batch& batch) {
     const auto wrong = torch::mv(batch[0], line.weight) - batch[1];
@@ -74,7 +76,7 @@ Outcome train_line(const recipe::Recipe& recipe, const fs::path& folder, bool re
   worker.folder = folder;
   worker.resume = resume;
   parallel::ReplicatedEngine engine(recipe, *task, collective::make_thread_groups(1)[0]);
-  auto training = samples(20), held_out = samples(10, false);
+  auto training = samples(count), held_out = samples(10, false);
   auto diary = std::make_shared<Diary>();
   diary->enough = enough;
   Trainer trainer(recipe, worker, engine, *task, training, validate ? &held_out : nullptr, {diary});
@@ -108,6 +110,11 @@ TEST_CASE("early stop: after `patience` evaluations that were no better") {
   CHECK_FALSE(stop.should_stop());
   stop.on_evaluation(0, 1.93);
   CHECK(stop.should_stop());
+  EarlyStop resumed(2, 0.1);
+  resumed.set_state(EarlyStop(2).state());  // of one that saw nothing
+  CHECK_FALSE(resumed.should_stop());
+  resumed.set_state(stop.state());
+  CHECK(resumed.should_stop());
 }
 
 TEST_CASE("trainer: what it tells, in order") {
@@ -133,10 +140,17 @@ TEST_CASE("trainer: a callback may end the run, which is then saved; resuming go
   CHECK_FALSE(part.result.interrupted);
   const Outcome rest = train_line(recipe, folder.path(), true);
   CHECK(rest.diary->text.starts_with("start 2/6;step 3;"));
+  CHECK(rest.diary->told == "2");
   const Outcome whole = train_line(recipe, other.path());
   CHECK(rest.weight.equal(whole.weight));
   CHECK(rest.diary->losses.back() == whole.diary->losses.back());
-  CHECK(train_line(recipe, folder.path(), true).diary->text.starts_with("start 6/6;eval 6;end 6;"));
+  const Outcome again = train_line(recipe, folder.path(), true);
+  CHECK(again.diary->text.starts_with("start 6/6;eval 6;end 6;"));
+  CHECK(again.result.loss == rest.result.loss);
+  CHECK(again.result.validation_loss == rest.result.validation_loss);
+  CHECK_THROWS_WITH_AS(train_line(recipe, folder.path(), true, 1000, true, 21),
+                       doctest::Contains("21 samples: is not what the run began with: 20 samples"),
+                       ConfigError);
 }
 
 TEST_CASE(

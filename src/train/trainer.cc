@@ -8,26 +8,12 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/loader.h"
+#include "collective/dtypes.h"
 #include "optim/schedule.h"
 #include "recipe/quantity.h"
 
 namespace tutti::train {
 namespace {
-
-DType dtype_of(torch::ScalarType type) {
-  switch (type) {
-    case torch::kDouble:
-      return DType::f64;
-    case torch::kHalf:
-      return DType::f16;
-    case torch::kBFloat16:
-      return DType::bf16;
-    case torch::kLong:
-      return DType::i64;
-    default:
-      return DType::f32;
-  }
-}
 
 std::byte* bytes_of(const torch::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data_ptr());
@@ -74,24 +60,43 @@ bool Trainer::due(const recipe::Duration& every) const {
   return interval > 0 && step_ % interval == 0;
 }
 
+// Rank 0 chooses, so that no rank goes on from another step because its disk said otherwise.
+std::int64_t Trainer::choose_checkpoint() {
+  constexpr std::int64_t none_whole = -2;
+  std::int64_t step = -1;
+  if (worker_.rank == 0) {
+    const auto found = checkpoint::latest(worker_.folder / "checkpoints");
+    for (const std::string& refused : found.refused) log_warning(refused);
+    step = found.path.empty() && !found.refused.empty() ? none_whole : found.step;
+  }
+  step = engine_.agree(step);
+  if (step == none_whole)
+    throw WorldError("no whole checkpoint is left in " + (worker_.folder / "checkpoints").string());
+  return step;
+}
+
+void Trainer::check_data(const Json& state) const {
+  const std::string now = train_.fingerprint(), then = state.value("data", now);
+  if (now != then)
+    throw ConfigError({{"data.train", "", now, "is not what the run began with: " + then,
+                        "bring that data back, or start a new run"}});
+}
+
 void Trainer::resume() {
-  const auto found = checkpoint::latest(worker_.folder / "checkpoints");
-  for (const std::string& refused : found.refused)
-    if (worker_.rank == 0) log_warning(refused);
-  if (found.path.empty()) {
-    if (!found.refused.empty())
-      throw WorldError("no whole checkpoint is left in " +
-                       (worker_.folder / "checkpoints").string());
+  const std::int64_t step = choose_checkpoint();
+  if (step < 0) {
     if (worker_.rank == 0) log_info("no checkpoint yet: starting from the first step");
     return;
   }
-  if (worker_.rank == 0) log_info(str("resuming from ", found.path.string()));
-  const checkpoint::Loader loader(found.path, false);
+  const fs::path path = worker_.folder / "checkpoints" / checkpoint::step_folder_name(step);
+  if (worker_.rank == 0) log_info(str("resuming from ", path.string()));
+  const checkpoint::Loader loader(path, false);
+  check_data(loader.state());
   std::vector<checkpoint::Loader::Expected> expected;
   auto tensors = engine_.state();
   for (const parallel::StateTensor& tensor : tensors)
-    expected.push_back(
-        {tensor.name, dtype_of(tensor.value.scalar_type()), tensor.value.sizes().vec()});
+    expected.push_back({tensor.name, collective::to_dtype(tensor.value.scalar_type()),
+                        tensor.value.sizes().vec()});
   loader.require(expected);
   for (const parallel::StateTensor& tensor : tensors)
     loader.read(tensor.name, whole(tensor.value.sizes().vec()), bytes_of(tensor.value));
@@ -102,6 +107,12 @@ void Trainer::resume() {
   samples_ = state.at("samples").get<std::int64_t>();
   elapsed_ = elapsed_before_ = state.at("seconds").get<double>();
   saved_ = step_;
+  result_.loss = state.value("loss", 0.0);
+  if (state.contains("validation_loss"))
+    result_.validation_loss = state["validation_loss"].get<double>();
+  const Json told = state.value("callbacks", Json::array());
+  for (std::size_t i = 0; i < std::min(told.size(), callbacks_.size()); ++i)
+    callbacks_[i]->set_state(told[i].get<std::string>());
 }
 
 double Trainer::learning_rate() const {
@@ -131,7 +142,7 @@ parallel::StepOutcome Trainer::step() {
 
 void Trainer::refuse_non_finite(const parallel::StepOutcome& outcome) const {
   if (outcome.applied || recipe_.on_nan == "skip" ||
-      (recipe_.precision == "fp16" && std::isfinite(outcome.loss)))
+      (recipe_.precision == "fp16" && std::isfinite(outcome.loss) && outcome.loss_scale > 1))
     return;
   throw WorldError(
       str("step ", step_ + 1, ": ", outcome.culprit == "loss" ? "the loss" : "the gradient of ",
@@ -162,23 +173,32 @@ void Trainer::evaluate(StepEvent& event) {
   }
 }
 
+Json Trainer::state() const {
+  Json state = {{"step", step_},
+                {"samples", samples_},
+                {"seconds", elapsed_},
+                {"seed", recipe_.seed},
+                {"data", train_.fingerprint()},
+                {"loss", std::isfinite(result_.loss) ? result_.loss : 0},
+                {"callbacks", Json::array()},
+                {"model", parse_json(task_.description(), "model")},
+                {"engine", parse_json(engine_.scalars(), "engine")}};
+  if (result_.validation_loss) state["validation_loss"] = *result_.validation_loss;
+  for (const auto& callback : callbacks_) state["callbacks"].push_back(callback->state());
+  return state;
+}
+
 void Trainer::save() {
   if (saved_ == step_) return;
   const double wall = wall_seconds(), start = real_clock().now();
   std::vector<checkpoint::TensorView> views;
   for (const parallel::StateTensor& tensor : engine_.state())
     views.push_back({tensor.name,
-                     dtype_of(tensor.value.scalar_type()),
+                     collective::to_dtype(tensor.value.scalar_type()),
                      tensor.value.sizes().vec(),
                      bytes_of(tensor.value),
                      {}});
-  saver_.save(step_, views,
-              {{"step", step_},
-               {"samples", samples_},
-               {"seconds", elapsed_},
-               {"seed", recipe_.seed},
-               {"model", parse_json(task_.description(), "model")},
-               {"engine", parse_json(engine_.scalars(), "engine")}});
+  saver_.save(step_, views, state());
   if (!recipe_.checkpoint.asynchronous) saver_.wait();
   saved_ = step_;
   const double seconds = real_clock().now() - start;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/json.h"
 #include "checkpoint/saver.h"
 #include "parallel/engine.h"
 #include "recipe/recipe.h"
@@ -38,6 +39,9 @@ class Trainer {
 
  private:
   void resume();
+  std::int64_t choose_checkpoint();
+  void check_data(const Json& state) const;
+  Json state() const;
   parallel::StepOutcome step();
   double learning_rate() const;
   void after(const parallel::StepOutcome& outcome, double seconds);

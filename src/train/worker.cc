@@ -1,5 +1,6 @@
 #include "train/worker.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
 #include <netinet/in.h>
@@ -21,6 +22,15 @@ volatile std::sig_atomic_t stop_flag = 0;
 int number_from(const char* name, int otherwise) {
   const char* text = std::getenv(name);
   return text ? std::atoi(text) : otherwise;
+}
+
+// Rounding to bf16 only pays where the processor multiplies it: elsewhere it is emulated.
+bool multiplies_bf16_fast() {
+#if defined(__x86_64__) && defined(__clang__)
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
 }
 
 int free_port() {
@@ -68,12 +78,14 @@ Worker worker_from_environment(const fs::path& folder, bool resume) {
   return worker;
 }
 
-void prepare_process(std::int64_t threads) {
+void prepare_process(const recipe::Recipe& recipe) {
+  if (recipe.precision == "fp32-fast" && multiplies_bf16_fast())
+    at::globalContext().setFloat32MatmulPrecision("medium");
   // Activations come and go each step: giving their pages back costs a page fault each.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 64 << 20);
-  at::set_num_threads(static_cast<int>(threads));
+  at::set_num_threads(static_cast<int>(std::max<std::int64_t>(1, recipe.parallel.threads)));
   at::set_num_interop_threads(1);
 }
 

@@ -22,7 +22,7 @@ struct Worker {
 Worker worker_from_environment(const fs::path& folder, bool resume);
 
 // Threads, allocator and denormals as training wants them. Call first in main.
-void prepare_process(std::int64_t threads);
+void prepare_process(const recipe::Recipe& recipe);
 
 // The group of all ranks. WorldError if peers do not come in time.
 std::shared_ptr<collective::Group> open_group(const Worker& worker,
