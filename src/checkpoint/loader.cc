@@ -129,7 +129,13 @@ void Loader::require(const std::vector<Expected>& expected) const {
     if (names.insert(entry.name).second)
       wrong.push_back({entry.name, where, "", "is in the checkpoint but not in the model", ""});
   if (wrong.empty()) return;
-  wrong.front().remedy =
+  constexpr std::size_t most = 8;
+  if (wrong.size() > most) {
+    const std::size_t left_out = wrong.size() - most + 1;
+    wrong.resize(most - 1);
+    wrong.push_back({str(left_out, " more tensors"), where, "", "do not fit either", ""});
+  }
+  wrong.back().remedy =
       "this is a checkpoint of another model: resume with the recipe that wrote it";
   throw ConfigError(wrong);
 }

@@ -29,8 +29,8 @@ class Loader {
     DType dtype;
     std::vector<std::int64_t> shape;
   };
-  // ConfigError naming all missing, unexpected and misshaped tensors: a checkpoint of another
-  // model.
+  // ConfigError naming missing, unexpected and misshaped tensors (some of them, if many): a
+  // checkpoint of another model.
   void require(const std::vector<Expected>& expected) const;
 
  private:
