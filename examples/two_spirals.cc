@@ -1,6 +1,8 @@
 // A module, a loss and data of your own, trained on two processes: which of two spirals is a point
 // on?
+//   ./dev build release example_two_spirals
 //   build/release/bin/example_two_spirals
+// A copy of this file beside it, my.cc, is built the same way as example_my.
 #include <cmath>
 #include <iostream>
 
@@ -28,7 +30,8 @@ train::TensorSamples spirals(std::int64_t count, double shift) {
   return train::TensorSamples({x.to(torch::kFloat), which});
 }
 
-struct Accuracy : train::Callback {
+// Callbacks run on every rank; what they print is in the run's logs/.
+struct PrintLoss : train::Callback {
   void on_evaluation(std::int64_t step, double loss) override {
     std::cout << "after step " << step << " the held-out loss is " << loss << std::endl;
   }
@@ -56,7 +59,7 @@ int main(int argc, char** argv) {
   auto training = spirals(1000, 0.0), held_out = spirals(200, 0.25);
   const auto result =
       train::fit(argc, argv, recipe, *task, training, &held_out,
-                 {std::make_shared<Accuracy>(), std::make_shared<train::EarlyStop>(3)});
+                 {std::make_shared<PrintLoss>(), std::make_shared<train::EarlyStop>(3)});
   std::cout << result.steps << " steps, held-out loss " << result.validation_loss.value_or(0)
             << "\n";
 }

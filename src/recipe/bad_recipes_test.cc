@@ -142,7 +142,7 @@ const std::vector<Bad>& bad_recipes() {
        {"must be above low_frequency_factor = 5"}},
       {data + "model:\n  from: hf\n  layers: 4\n  mlp: 8\n",
        {"r.yaml:4: model.layers: contradicts model.from", "r.yaml:5: model.mlp: contradicts"}},
-      {data + "duration: 5 steps\n",
+      {data + "duration: 5 steps\nschedule: {warmup: 10 steps}\n",
        {"schedule.warmup = 10 steps: must not be longer than the run (duration = 5 steps)"}},
       {data + "duration: 8k tokens\nschedule: {warmup: 100 steps}\n",
        {"schedule.warmup = 100 steps: must not be longer than the run (duration = 8000 tokens)"}},

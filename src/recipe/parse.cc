@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <sstream>
@@ -106,6 +107,7 @@ class Parser {
       const auto at = set_.find(field);
       return at == set_.end() ? std::string() : at->second.where;
     };
+    settle_defaults();
     for (const Violation& found : contradictions(recipe_, where, bad_)) add(found);
     for (const Violation& found : find_inputs(recipe_, inputs, folder, where)) add(found);
     if (!violations_.empty()) throw ConfigError(violations_);
@@ -116,6 +118,22 @@ class Parser {
   void add(Violation violation) { violations_.push_back(std::move(violation)); }
 
  private:
+  // Defaults that follow from what was set: a model brings its tokenizer, a short run warms up
+  // less.
+  void settle_defaults() {
+    const fs::path from = recipe_.model.from;
+    std::error_code ignored;
+    if (!from.empty() && !set_.contains("data.tokenizer") &&
+        (fs::exists(from / "tokenizer.json", ignored) ||
+         fs::exists(from / "tokenizer.model", ignored)))
+      recipe_.data.tokenizer = from.string();
+    const Duration& run = recipe_.duration;
+    Duration& warmup = recipe_.schedule.warmup;
+    if (!set_.contains("schedule.warmup") && run.unit == Duration::Unit::steps &&
+        warmup.unit == Duration::Unit::steps && warmup.amount > run.amount)
+      warmup.amount = std::floor(run.amount / 10);
+  }
+
   struct Setting {
     std::string where;
     int layer = 0;  // a base is a lower layer than what names it; overrides are the highest

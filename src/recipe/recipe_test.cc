@@ -365,3 +365,19 @@ TEST_CASE("recipes/: all parse without a note; peer is the peer's run") {
   CHECK(r.schedule.warmup == Duration{10, Unit::steps});
   CHECK_NOTHROW(load("recipes/peer.yaml", {"model.from=hf"}, Inputs::none));  // as the bench does
 }
+
+TEST_CASE("defaults follow what was set: a short run warms up less, a model brings its tokenizer") {
+  CHECK(read("duration: 5 steps\n").recipe.schedule.warmup.amount == 0);
+  CHECK(read("duration: 9 steps\n").recipe.schedule.warmup.amount == 0);
+  CHECK(read("duration: 10 steps\n").recipe.schedule.warmup.amount == 10);
+
+  const TempFolder folder;
+  write_file(folder.path() / "tokenizer.json", "{}");
+  const std::string model = "model: {from: " + folder.path().string() + "}\n";
+  CHECK(read(model).recipe.data.tokenizer == folder.path().string());
+  const Recipe told =
+      parse("data: {train: a.txt, tokenizer: bytes}\n" + model, "r.yaml", {}, ".", Inputs::none)
+          .recipe;
+  CHECK(told.data.tokenizer == "bytes");
+  CHECK(read("model: {from: /nowhere}\n").recipe.data.tokenizer == "bytes");
+}

@@ -114,6 +114,9 @@ Result launch_self(int argc, char** argv, const recipe::Recipe& recipe,
   using Mode = events::LiveOptions::Mode;
   events::LiveOptions live;
   live.mode = options.quiet ? Mode::quiet : ::isatty(STDOUT_FILENO) ? Mode::terminal : Mode::plain;
+  if (recipe.logging.every.unit == recipe::Duration::Unit::steps)
+    live.every_steps =
+        std::max<std::int64_t>(1, static_cast<std::int64_t>(recipe.logging.every.amount));
   live.color = live.mode == Mode::terminal && !std::getenv("NO_COLOR");
   events::LiveView view(live, run, job.workers, std::cout, real_clock());
   launch::Hooks hooks;

@@ -65,6 +65,10 @@ std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& rec
   if (!config.from.empty()) {
     config = nn::read_config(recipe.model.from);
     config.dropout = recipe.model.dropout;
+    if (recipe.data.tokenizer == "bytes" && config.vocab > 512)
+      throw ConfigError(
+          {{"data.tokenizer", "", "bytes", str("has 256 ids, but the model has ", config.vocab),
+            "name the tokenizer that the model was trained with"}});
   } else if (config.vocab == 0) {
     config.vocab = vocab;
   }
