@@ -147,9 +147,11 @@ Result fit(int argc, char** argv, const recipe::Recipe& asked, parallel::Task& t
       load_trained(task.module(), *earlier);
       return result_of(parse_json(read_file(earlier->summary()), earlier->summary().string()));
     }
-    return work(recipe,
-                worker_from_environment(folder, std::getenv(resume_variable) == std::string("1")),
-                task, train, validation, std::move(callbacks));
+    const Result result = work(
+        recipe, worker_from_environment(folder, std::getenv(resume_variable) == std::string("1")),
+        task, train, validation, std::move(callbacks));
+    std::cout.flush();
+    std::exit(result.interrupted ? exit_interrupted : exit_ok);  // what follows is the launcher's
   }
   const auto run = options.resume        ? events::open_run(options.out)
                    : options.out.empty() ? events::create_dated_run(recipe.name)

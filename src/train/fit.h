@@ -42,9 +42,9 @@ struct FitOptions {
   bool quiet = false;
 };
 
-// Returns what came of it; in a worker as in the launcher. In the launcher the module then holds
-// what was learnt. A program may call it several times, one training after another. A failure in a
-// worker ends the others, shows its last lines with its rank, and throws WorldError in the
+// Returns what came of it to the launcher, whose module then holds what was learnt; a worker ends
+// with its training. A program may call it several times, one training after another. A failure in
+// a worker ends the others, shows its last lines with its rank, and throws WorldError in the
 // launcher. Of `recipe`, the fields of model and data do not matter. All ranks must be given equal
 // data.
 Result fit(int argc, char** argv, const recipe::Recipe& recipe, parallel::Task& task,

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -208,6 +209,28 @@ class Verbs(RealRuns):
             logits = model(blocks[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), blocks[:, 1:].flatten())
         self.assertAlmostEqual(loss.item(), trained, 4)
+
+
+class Programs(unittest.TestCase):
+    """What uses the library: fit() with the program's own module, loss and data."""
+
+    def run_in_a_folder(self, name):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([os.path.join(os.path.abspath(BIN), name)], cwd=folder, text=True,
+                                  capture_output=True, timeout=120)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue(os.listdir(f"{folder}/runs"))
+            return done.stdout
+
+    def test_example(self):
+        said = self.run_in_a_folder("example_two_spirals")
+        self.assertLess(float(said.split("held-out loss ")[-1]), 0.1)
+
+    def test_two_trainings_in_one_program(self):
+        words = self.run_in_a_folder("fit_twice").split("\n")[-2].split()
+        first, second, weight = (float(words[i]) for i in (1, 3, 5))
+        self.assertLess(second, first / 4)
+        self.assertGreater(weight, 2)  # from 0.5 towards 3, in the launcher
 
 
 if __name__ == "__main__":
