@@ -42,7 +42,9 @@ StorePtr open_store(const GroupOptions& options) {
   tcp.timeout = timeout_of(options);
   tcp.multiTenant = true;  // several groups of a job share rank 0's port
   try {
-    return c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
+    auto store = c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
+    if (tcp.isServer && options.publish) options.publish(store->getPort());
+    return store;
   } catch (const std::exception& error) {
     const std::string text = error.what();
     if (text.find("EADDRINUSE") != std::string::npos || text.find("in use") != std::string::npos)
@@ -112,7 +114,8 @@ c10::intrusive_ptr<c10d::Backend> open_backend(const StorePtr& store, const Grou
 }  // namespace
 
 std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options) {
-  if (options.port < 1 || options.port > 65535)
+  const int least = options.rank == 0 && options.publish ? 0 : 1;
+  if (options.port < least || options.port > 65535)
     throw ConfigError(
         std::vector<Violation>{{"port", "", str(options.port), "must be 1 to 65535", ""}});
   const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.name + "/" + options.group,

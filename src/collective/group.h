@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -75,12 +76,13 @@ class Group {
 struct GroupOptions {
   std::string transport = "auto";  // shm | gloo | auto (shm when all ranks are on this host)
   int rank = 0, size = 1;
-  int local_size = 1;              // ranks on this host; auto compares it with size
-  std::string name = "tutti";      // unique to job and group; the same on all ranks (shm)
-  std::string host = "127.0.0.1";  // of rank 0's store (gloo)
-  int port = 0;                    // of rank 0's store (gloo)
-  std::string group = "world";     // what errors call it
-  double timeout = 300;            // seconds, for meeting and for every operation
+  int local_size = 1;                     // ranks on this host; auto compares it with size
+  std::string name = "tutti";             // unique to job and group; the same on all ranks (shm)
+  std::string host = "127.0.0.1";         // of rank 0's store (gloo)
+  int port = 0;                           // of rank 0's store (gloo); on rank 0, 0: any free one
+  std::function<void(int)> publish = {};  // rank 0: told the port, once it listens
+  std::string group = "world";            // what errors call it
+  double timeout = 300;                   // seconds, for meeting and for every operation
 };
 
 // ConfigError for an unknown transport, WorldError when the peers do not come or the port is taken.

@@ -3,8 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -33,33 +31,17 @@ bool multiplies_bf16_fast() {
 #endif
 }
 
-int free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  const bool bound = fd >= 0 && ::bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  const std::string why = errno_text();
-  if (fd >= 0) ::close(fd);
-  if (!bound) throw WorldError("no port is free on the loopback interface: " + why);
-  return ntohs(address.sin_port);
-}
+fs::path port_file(const Worker& worker) { return fs::path(worker.rendezvous) / "port"; }
 
-// Rank 0 chooses the port of the store and leaves it where the ranks of the job meet.
-int agree_on_port(const Worker& worker, double timeout) {
-  const fs::path file = fs::path(worker.rendezvous) / "port";
-  if (worker.rank == 0) {
-    const int port = free_port();
-    write_file(file, str(port));
-    return port;
-  }
+// The port that rank 0 has left where the ranks of the job meet.
+int await_port(const Worker& worker, double timeout) {
+  const fs::path file = port_file(worker);
   const double start = real_clock().now();
   while (!fs::exists(file)) {
     if (real_clock().now() - start > timeout)
       throw WorldError(str("rank ", worker.rank, ": rank 0 named no port in ", file.string(),
                            " within ", timeout, " s"));
+    if (stop_requested()) throw WorldError(str("rank ", worker.rank, ": told to stop"));
     real_clock().sleep(0.005);
   }
   return std::atoi(read_file(file).c_str());
@@ -99,8 +81,12 @@ std::shared_ptr<collective::Group> open_group(const Worker& worker,
   options.name =
       worker.rendezvous.empty() ? str("tutti-", ::getpid()) : worker.rendezvous + "/world";
   options.group = "data";
-  if (parallel.transport == "gloo" && worker.world_size > 1)
-    options.port = agree_on_port(worker, options.timeout);
+  if (parallel.transport == "gloo" && worker.world_size > 1) {
+    if (worker.rank == 0)
+      options.publish = [&](int port) { write_file(port_file(worker), str(port)); };
+    else
+      options.port = await_port(worker, options.timeout);
+  }
   return collective::make_group(options);
 }
 
