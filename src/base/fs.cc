@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <iostream>
 #include <utility>
 
 #include "base/error.h"
@@ -41,6 +42,17 @@ void write_all(int fd, std::string_view content, const fs::path& path) {
 }
 
 }  // namespace
+
+void check_standard_output() {
+  errno = 0;
+  if (std::cout.flush()) return;
+  const std::string why = errno_text();
+  struct stat status{};
+  if (::fstat(STDOUT_FILENO, &status) == 0 &&
+      (S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode)))
+    return;
+  throw WorldError("cannot write to standard output: " + (errno ? why : "it is closed or full"));
+}
 
 std::string read_file(const fs::path& path) {
   const Descriptor file(path, O_RDONLY, "read");

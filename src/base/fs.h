@@ -11,6 +11,10 @@ namespace tutti {
 
 namespace fs = std::filesystem;
 
+// Flushes std::cout. WorldError if what was written did not arrive (a full disk); a reader that
+// closed its pipe early is no error.
+void check_standard_output();
+
 std::string read_file(const fs::path& path);
 
 // Written beside, made durable (fsync of file and folder), then renamed over `path`: readers see

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fs.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/verbs.h"
@@ -92,7 +93,9 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace tutti;
   try {
-    return cli::run(argc, argv);
+    const int code = cli::run(argc, argv);
+    check_standard_output();
+    return code;
   } catch (const ConfigError& error) {
     std::cerr << "tutti: " << error.what() << "\n";
     return exit_config;

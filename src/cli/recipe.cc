@@ -17,10 +17,7 @@ struct Options {
 
 recipe::Recipe read(const Options& options) {
   // Data may lie on another machine: only train asks for it.
-  const fs::path file = options.file;
-  const auto parsed = recipe::parse(read_file(file), file.string(), options.overrides,
-                                    file.has_parent_path() ? file.parent_path() : fs::path("."),
-                                    recipe::Inputs::none);
+  const auto parsed = recipe::load(options.file, options.overrides, recipe::Inputs::none);
   for (const Violation& note : parsed.notes) std::cerr << "note: " << to_text(note) << "\n";
   return parsed.recipe;
 }

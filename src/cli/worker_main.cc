@@ -1,6 +1,7 @@
 // `tutti-worker`: what needs libtorch. See worker.h for how `tutti` calls it.
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 
@@ -83,6 +84,9 @@ int eval(const Arguments& arguments) {
   return exit_ok;
 }
 
+// `tutti` has checked that it is one; too small a number is 0.
+double number(const std::string& text) { return std::strtod(text.c_str(), nullptr); }
+
 int generate(const Arguments& arguments) {
   auto restored = restore(arguments);
   train::prepare_process(restored.recipe);
@@ -90,9 +94,9 @@ int generate(const Arguments& arguments) {
   std::vector<std::int64_t> ids;
   for (const std::int32_t id : restored.tokenizer->encode(prompt)) ids.push_back(id);
   nn::Sampling sampling;
-  sampling.temperature = std::stod(arguments.get("temperature", "0.8"));
+  sampling.temperature = number(arguments.get("temperature", "0.8"));
   sampling.top_k = std::stoll(arguments.get("top-k", "0"));
-  sampling.top_p = std::stod(arguments.get("top-p", "1"));
+  sampling.top_p = number(arguments.get("top-p", "1"));
   sampling.seed = std::stoull(arguments.get("seed", "1"));
   data::StreamDecoder decoder(*restored.tokenizer);
   std::cout << prompt << std::flush;
@@ -142,7 +146,9 @@ int main(int argc, char** argv) {
   using namespace tutti;
   std::signal(SIGPIPE, SIG_IGN);
   try {
-    return cli::run(argc, argv);
+    const int code = cli::run(argc, argv);
+    check_standard_output();
+    return code;
   } catch (const ConfigError& error) {
     std::cerr << "tutti: " << error.what() << "\n";
     return exit_config;

@@ -59,6 +59,8 @@ bool each_in_file(const fs::path& path, const std::string& text_field, bool any_
                   const DocumentSink& sink) {
   if (path.extension() == ".tutti")
     refuse(path.string(), "is tokenized already: it holds no text", "name the text");
+  if (!fs::is_regular_file(path))
+    refuse(path.string(), "is not a regular file", "name a text file");
   const std::string content = read_file(path);
   const bool records = path.extension() == ".jsonl";
   if (!any_bytes || records) check_utf8(content, path.string());

@@ -42,6 +42,8 @@ using Strings = std::vector<std::string>;
 
 constexpr double huge = 1e9;  // keeps products of two counts within 64 bits
 const Limits any_count{0, {}, huge, {}}, some{1, {}, huge, {}};
+// Above these a model is a slip of the pen: no machine would begin it.
+const Limits blocks{1, {}, 1e4, {}}, width{1, {}, 1e6, {}}, any_width{0, {}, 1e7, {}};
 const Limits positive{{}, 0, {}, {}}, not_negative{0, {}, {}, {}}, ratio{0, {}, 1, {}},
     below_one{0, {}, {}, 1};
 
@@ -196,16 +198,16 @@ std::vector<Field> model_fields() {
       text("model.from", "A Hugging Face folder to start from; its config.json sets the shape.",
            AT(model.from)),
       count("model.vocab", "Number of token ids; 0: the tokenizer's.", any_count, AT(model.vocab)),
-      count("model.layers", "Number of transformer blocks.", some, AT(model.layers)),
-      count("model.embed", "Width of the residual stream.", some, AT(model.embed)),
-      count("model.heads", "Number of attention heads; divides embed.", some, AT(model.heads)),
+      count("model.layers", "Number of transformer blocks.", blocks, AT(model.layers)),
+      count("model.embed", "Width of the residual stream.", width, AT(model.embed)),
+      count("model.heads", "Number of attention heads; divides embed.", width, AT(model.heads)),
       count("model.kv_heads", "Number of key and value heads; divides heads; 0: as many as heads.",
             any_count, AT(model.kv_heads)),
       count("model.head_dim", "Width of a head; 0: embed / heads.", any_count, AT(model.head_dim)),
       count("model.mlp",
             "Width of the feed-forward layer; 0: 4 x embed (gpt2), 8/3 x embed rounded up to a "
             "multiple of 8 (llama).",
-            any_count, AT(model.mlp)),
+            any_width, AT(model.mlp)),
       count("model.context", "Longest position; 0: data.sequence.", any_count, AT(model.context)),
       number("model.norm_eps", "Added to the variance in norms.", positive, AT(model.norm_eps)),
       number("model.rope_theta", "Base of the rotary frequencies (llama).", positive,

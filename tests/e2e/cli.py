@@ -102,6 +102,22 @@ class Words(unittest.TestCase):
         bad = tutti("tokenizer", "decode", "--tokenizer", "bytes", input="1 two")
         self.assertEqual((bad.returncode, "two" in bad.stderr), (2, True))
 
+    def test_output_that_cannot_be_written(self):
+        program = os.path.join(os.path.abspath(BIN), "tutti")
+        for verb in ("version", "recipe schema"):
+            full = subprocess.run(f"{program} {verb} > /dev/full", shell=True, capture_output=True,
+                                  text=True, timeout=60)
+            self.assertEqual(full.returncode, 1, verb)
+            self.assertIn("cannot write to standard output", full.stderr)
+            left = subprocess.run(f"{program} {verb} | true; exit ${{PIPESTATUS[0]}}", shell=True,
+                                  executable="/bin/bash", capture_output=True, text=True, timeout=60)
+            self.assertEqual(left.stderr, "")
+
+    def test_recipes_that_are_none(self):
+        for name in ("/nowhere.yaml", ROOT, "/dev/zero"):
+            got = tutti("recipe", "check", name)
+            self.assertEqual((got.returncode, "there is no recipe" in got.stderr), (2, True), got)
+
     def test_doctor(self):
         found = json.loads(tutti("doctor", "--json").stdout)
         subjects = {finding["subject"] for finding in found}
