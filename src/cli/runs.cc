@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "checkpoint/loader.h"
+#include "checkpoint/format.h"
 #include "cli/worker.h"
 #include "events/live.h"
 #include "events/report.h"
@@ -62,11 +62,11 @@ void say_where(const events::RunFolder& run, const recipe::Recipe& recipe, const
 }
 
 void say_how_to_go_on(const events::RunFolder& run) {
-  const auto newest = checkpoint::latest(run.checkpoints());
-  if (newest.path.empty())
+  const auto steps = checkpoint::steps_in(run.checkpoints());  // what has a name is whole
+  if (steps.empty())
     std::cerr << "stopped before the first checkpoint: nothing is saved\n";
   else
-    std::cerr << "stopped; the newest checkpoint is of step " << newest.step
+    std::cerr << "stopped; the newest checkpoint is of step " << steps.back()
               << "; go on with: tutti resume " << run.path().string() << "\n";
 }
 

@@ -6,11 +6,10 @@
 
 #include <cmath>
 #include <limits>
-#include <mutex>
-#include <thread>
 
 #include "base/error.h"
 #include "nn/ops.h"
+#include "testing/ranks.h"
 
 using namespace tutti;
 using namespace tutti::parallel;
@@ -109,21 +108,9 @@ StepInput input_of(std::int64_t step) {
 
 void on_ranks(int ranks, const std::function<void(int, std::shared_ptr<collective::Group>)>& body) {
   auto groups = collective::make_thread_groups(ranks);
-  std::mutex mutex;
-  std::string errors;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&, rank] {
-      try {
-        body(rank, groups[static_cast<std::size_t>(rank)]);
-      } catch (const std::exception& error) {
-        const std::lock_guard lock(mutex);
-        errors += str("rank ", rank, ": ", error.what(), "\n");
-        groups[static_cast<std::size_t>(rank)]->abort(str("rank ", rank, " failed"));
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  if (!errors.empty()) throw WorldError(errors);
+  testing::run_members(groups, [&](int rank, collective::Group&) {
+    body(rank, groups[static_cast<std::size_t>(rank)]);
+  });
 }
 
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }

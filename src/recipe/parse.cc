@@ -2,9 +2,9 @@
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
-#include <charconv>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <set>

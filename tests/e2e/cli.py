@@ -13,8 +13,9 @@ import tempfile
 import time
 import unittest
 
+from helpers.runs import ROOT, wait_for
+
 BIN = os.environ.get("TUTTI_BIN", "build/release/bin")
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VERBS = [["train"], ["resume"], ["eval"], ["generate"], ["export"], ["tokenize"],
          ["tokenizer", "train"], ["tokenizer", "encode"], ["tokenizer", "decode"],
          ["recipe", "check"], ["recipe", "show"], ["recipe", "schema"], ["recipe", "reference"],
@@ -34,15 +35,6 @@ def alive(pid):
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_for(condition, seconds=10):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 class Words(unittest.TestCase):
@@ -171,7 +163,7 @@ class Runs(unittest.TestCase):
         process = self.start(*args)
         self.assertTrue(wait_for(lambda: all(
             os.path.exists(f"{self.folder}/pid{r}") and os.path.getsize(f"{self.folder}/pid{r}")
-            for r in (0, 1))), "workers did not start")
+            for r in (0, 1)), 10), "workers did not start")
         return process, [int(open(f"{self.folder}/pid{r}").read()) for r in (0, 1)]
 
     POLITE = ("trap 'exit 130' TERM; echo $$ > pid$TUTTI_RANK; i=0; "
@@ -225,7 +217,7 @@ class Runs(unittest.TestCase):
         process, pids = self.start_and_wait_for_pids(*self.TRAIN)
         process.kill()
         process.wait(30)
-        self.assertTrue(wait_for(lambda: not any(map(alive, pids))))
+        self.assertTrue(wait_for(lambda: not any(map(alive, pids)), 10))
 
     def test_signals_end_with_130(self):
         for number in (signal.SIGINT, signal.SIGTERM):
