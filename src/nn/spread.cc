@@ -1,0 +1,45 @@
+#include "nn/spread.h"
+
+#include "base/error.h"
+
+namespace tutti::nn {
+namespace {
+
+Spread one_device;
+thread_local Spread* current = &one_device;
+
+}  // namespace
+
+std::string to_text(const Type& type) {
+  switch (type.kind) {
+    case Type::Kind::replicate:
+      return "Replicate";
+    case Type::Kind::shard:
+      return str("Shard(", type.dim, ")");
+    case Type::Kind::partial:
+      return "Partial";
+    case Type::Kind::varying:
+      return "Varying";
+  }
+  return "?";
+}
+
+// On one rank all types hold at once.
+torch::Tensor Spread::convert(const torch::Tensor& x, Type, Type, std::int64_t,
+                              const std::string&) {
+  return x;
+}
+
+torch::Tensor Spread::attention(const torch::Tensor& qkv, const Heads& heads, const Rope& rope,
+                                const torch::Tensor& first_key) {
+  return nn::attention(qkv, heads, rope, first_key);
+}
+
+Spread& spread() { return *current; }
+
+SpreadScope::SpreadScope(Spread* spread) : outer_(current) {
+  current = spread ? spread : &one_device;
+}
+SpreadScope::~SpreadScope() { current = outer_; }
+
+}  // namespace tutti::nn

@@ -1,0 +1,101 @@
+// What a model asks of whoever spreads it over ranks. Model code is written once, for one device:
+// it names its parameters' logical axes (LanguageModel::axes) and computes with the typed
+// operations of value.h; those ask here where a parameter lies and have values converted. Without
+// a Spread everything is Replicate and nothing is asked twice.
+//
+// Types of a value on the tensor axis, after the SPMD types of parallel compilers (Xu et al.,
+// "GSPMD", 2021; each has one meaning for the value and one for its gradient):
+//
+//   Replicate  the same value on all ranks; its gradient is whole and the same on all
+//   Shard(d)   rank r holds slice r of dimension d, of value and gradient
+//   Partial    the value is the sum over the ranks; its gradient is whole and the same on all
+//   Varying    the value is whole, but each rank goes its own way with it: its gradient is the sum
+//
+// Conversions and their collectives (forward / backward):
+//   Replicate -> Varying   none / all-reduce          Partial  -> Replicate  all-reduce / none
+//   Shard(0)  -> Varying   all-gather / reduce-scatter  Partial  -> Shard(0)  reduce-scatter /
+//   all-gather
+//   Replicate -> Shard(0)  slice / all-gather         Shard(0) -> Replicate  all-gather / slice
+// Everything else is a wrong composition: ConfigError with both types and the place.
+#pragma once
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nn/ops.h"
+#include "nn/record.h"
+
+namespace tutti::nn {
+
+struct Type {
+  enum class Kind { replicate, shard, partial, varying };
+  Kind kind = Kind::replicate;
+  int dim = 0;  // of shard only
+  bool operator==(const Type&) const = default;
+
+  static Type replicate() { return {}; }
+  static Type shard(int dim) { return {Kind::shard, dim}; }
+  static Type partial() { return {Kind::partial, 0}; }
+  static Type varying() { return {Kind::varying, 0}; }
+};
+std::string to_text(const Type& type);  // "Shard(0)"
+
+// [begin, begin + size)
+struct Span {
+  std::int64_t begin = 0, size = 0;
+};
+
+class Spread {
+ public:
+  virtual ~Spread() = default;
+
+  // --- the tensor axis
+  // How a registered parameter is cut. Shard(d): this rank's is `part` of the global dimension d.
+  virtual Type placement(const torch::Tensor& /*parameter*/) const { return {}; }
+  virtual Span part(const torch::Tensor& parameter) const { return {0, parameter.size(0)}; }
+  // The type in which the residual stream [tokens, embed] goes from block to block: Replicate, or
+  // Shard(0) with sequence parallelism.
+  virtual Type stream() const { return {}; }
+  // This rank's rows of `rows` in Shard(0).
+  virtual Span rows(std::int64_t rows) const { return {0, rows}; }
+  // `rows`: the size of dimension 0 when whole. `where` names the place in errors and traces.
+  virtual torch::Tensor convert(const torch::Tensor& x, Type from, Type to, std::int64_t rows,
+                                const std::string& where);
+  // From now on this rank's gradient of `parameter` is an addend over the tensor axis.
+  virtual void sum_gradient(const torch::Tensor& /*parameter*/) {}
+  // Of no gradient.
+  virtual torch::Tensor max(const torch::Tensor& x) { return x; }
+  virtual torch::Tensor sum(const torch::Tensor& x) { return x; }
+
+  // --- the context axis: the tokens of a sequence are cut over ranks, everywhere alike
+  // The positions (int64, ascending or not) of a sequence that this rank holds; undefined: all.
+  virtual torch::Tensor positions(std::int64_t /*sequence*/) const { return {}; }
+  // Attention of this rank's queries with all ranks' keys; as nn::attention, with `heads.sequence`
+  // and `rope` of the positions here and `first_key` (a global position) of each of these queries.
+  virtual torch::Tensor attention(const torch::Tensor& qkv, const Heads& heads, const Rope& rope,
+                                  const torch::Tensor& first_key);
+
+  // --- units: what is gathered, used and let go of together (ZeRO-3). `name` is the prefix of the
+  // parameters' names. Tensors may be undefined; both return what the model goes on with.
+  virtual Tensors before_unit(const std::string& /*name*/, Tensors x) { return x; }
+  virtual Tensors after_unit(const std::string& /*name*/, Tensors x) { return x; }
+};
+
+// The calling thread's; one that changes nothing if none was set. Never null.
+Spread& spread();
+
+// Sets the calling thread's for its lifetime.
+class SpreadScope {
+ public:
+  explicit SpreadScope(Spread* spread);
+  ~SpreadScope();
+  SpreadScope(const SpreadScope&) = delete;
+  SpreadScope& operator=(const SpreadScope&) = delete;
+
+ private:
+  Spread* outer_;
+};
+
+}  // namespace tutti::nn
