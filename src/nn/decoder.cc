@@ -9,6 +9,14 @@
 #include "nn/record.h"
 
 namespace tutti::nn {
+namespace {
+
+// This rank's part of [batch, sequence] tokens.
+torch::Tensor here(const torch::Tensor& tokens, const torch::Tensor& positions) {
+  return positions.defined() ? tokens.index_select(1, positions) : tokens;
+}
+
+}  // namespace
 
 Decoder::Decoder(const recipe::Model& config) : LanguageModel(config) {
   if (config.family == "gpt2")
@@ -83,36 +91,61 @@ Rope Decoder::rope(std::int64_t offset, std::int64_t sequence) {
   return {table_.cosine.narrow(0, offset, sequence), table_.sine.narrow(0, offset, sequence)};
 }
 
-Decoder::Pass Decoder::begin(const torch::Tensor& inputs, const torch::Tensor& documents,
-                             KvCache* cache) {
+Decoder::Pass Decoder::begin(const TokenBatch& batch, KvCache* cache) {
   Pass pass;
   pass.cache = cache;
   pass.past = cache ? cache->length_ : 0;
-  TUTTI_ASSERT(!cache || !documents.defined());
-  check(inputs, pass.past);
-  pass.heads = {inputs.size(0), inputs.size(1), config_.heads, config_.kv_heads, config_.head_dim};
-  pass.rope = rope(pass.past, inputs.size(1));
-  if (documents.defined()) pass.first_key = first_keys(documents);
+  pass.length = batch.inputs.size(1);
+  TUTTI_ASSERT(!cache || !batch.documents.defined());
+  check(batch.inputs, pass.past);
+  pass.rope = rope(pass.past, pass.length);
+  pass.positions = spread().positions(pass.length);
+  if (batch.documents.defined()) pass.first_key = first_keys(batch.documents);
+  pass.heads = {batch.inputs.size(0), pass.length, config_.heads, config_.kv_heads,
+                config_.head_dim};
+  if (pass.positions.defined()) {
+    pass.heads.sequence = pass.positions.size(0);
+    if (pass.rope.cosine.defined())
+      pass.rope = {pass.rope.cosine.index_select(0, pass.positions),
+                   pass.rope.sine.index_select(0, pass.positions)};
+    if (pass.first_key.defined())
+      pass.first_key = pass.first_key.index_select(1, pass.positions).contiguous();
+  }
   pass.dropping = is_training() && config_.dropout > 0;
   pass.key = dropout_key_;
   return pass;
 }
 
-torch::Tensor Decoder::drop(const torch::Tensor& x, const std::string& name,
+// A mask for whole sequences, of which dimension 1 or 2 are positions; the rows that are here.
+torch::Tensor Decoder::kept(torch::IntArrayRef shape, const std::string& name,
                             const Pass& pass) const {
-  if (!pass.dropping) return x;
-  const auto mask = keep_mask({pass.heads.batch, pass.heads.sequence, x.size(1)}, config_.dropout,
-                              name, pass.key, x.device());
-  return x * mask.view(x.sizes()).to(x.scalar_type());
+  const auto mask = keep_mask(shape, config_.dropout, name, pass.key, token_embedding_.device());
+  const std::int64_t dim = shape.size() == 4 ? 2 : 1;
+  return pass.positions.defined() ? mask.index_select(dim, pass.positions) : mask;
 }
 
-Decoder::Stream Decoder::embed(const torch::Tensor& inputs, const Pass& pass) {
-  const auto x = embedding(inputs, token_embedding_, head_.defined() ? Use::only : Use::second);
+Value Decoder::drop(const Value& x, const std::string& name, const Pass& pass) const {
+  if (!pass.dropping) return x;
+  const auto mask = kept({pass.heads.batch, pass.length, x.tensor.size(1)}, name, pass);
+  return dropped(x, mask.reshape({-1, x.tensor.size(1)}));
+}
+
+Use Decoder::embedding_use() const {
+  return head_.defined() || !both_ends_ ? Use::only : Use::second;
+}
+
+Decoder::Stream Decoder::embed(const torch::Tensor& inputs, const Pass& pass) const {
+  const Value x = embedded(inputs, token_embedding_, embedding_use());
   if (!position_embedding_.defined()) return {drop(x, "embedding", pass), {}};
-  const auto positions =
-      position_embedding(position_embedding_, pass.heads.batch, pass.heads.sequence, pass.past);
-  if (pass.dropping) return {drop(x + positions, "embedding", pass), {}};
-  return {x, positions};
+  const torch::Tensor& weight = position_embedding_;
+  const Value positions =
+      to_stream(pass.positions.defined()
+                    ? embedding(pass.positions.repeat({pass.heads.batch}), weight, Use::only)
+                    : position_embedding(weight, pass.heads.batch, pass.heads.sequence, pass.past),
+                weight);
+  if (!pass.dropping) return {x, positions};
+  const Value sum{x.tensor + positions.tensor, x.rows, x.type};
+  return {drop(sum, "embedding", pass), {}};
 }
 
 torch::Tensor Decoder::attend_cached(std::size_t index, const torch::Tensor& qkv,
@@ -145,68 +178,117 @@ torch::Tensor Decoder::attend_cached(std::size_t index, const torch::Tensor& qkv
       .reshape({h.tokens(), h.heads * h.dim});
 }
 
-torch::Tensor Decoder::attend(std::size_t index, const torch::Tensor& qkv, const Pass& pass) const {
-  const Heads& h = pass.heads;
-  if (pass.cache) return attend_cached(index, qkv, pass);
-  if (!pass.dropping) return attention(qkv, h, pass.rope, pass.first_key);
-  const auto keep = keep_mask({h.batch, h.heads, h.sequence, h.sequence}, config_.dropout,
-                              layers_[index].name + ".attention_weights", pass.key, qkv.device());
-  return plain::attend(plain::split_and_rotate(qkv, h, pass.rope), h,
-                       plain::seen(h, 0, pass.first_key, qkv.device()), keep);
+std::pair<Heads, std::int64_t> Decoder::heads_of(const DecoderLayer& layer,
+                                                 const Pass& pass) const {
+  Heads heads = pass.heads;
+  const Projection& query = layer.qkv[0];
+  const bool together = layer.qkv.size() == 1;
+  const std::int64_t width = query.weight.size(query.transposed ? 1 : 0);
+  heads.heads = width / heads.dim / (together ? 3 : 1);
+  heads.kv_heads = together ? heads.heads : layer.qkv[1].weight.size(0) / heads.dim;
+  return {heads, spread().part(query.weight).begin / heads.dim};
+}
+
+Value Decoder::attend(std::size_t index, const Value& qkv, const Pass& pass) const {
+  const auto [heads, first] = heads_of(layers_[index], pass);
+  if (pass.cache) return {attend_cached(index, qkv.tensor, pass), qkv.rows, qkv.type};
+  torch::Tensor keep;
+  if (pass.dropping)
+    keep = kept({heads.batch, config_.heads, pass.length, pass.length},
+                layers_[index].name + ".attention_weights", pass)
+               .narrow(1, first, heads.heads);
+  return attention(qkv, heads, pass.rope, pass.first_key, keep);
 }
 
 Decoder::Stream Decoder::block(std::size_t index, const Stream& in, const Pass& pass) const {
   const DecoderLayer& layer = layers_[index];
   const double eps = config_.norm_eps;
-  const auto [x, normed] = add_norm(in.first, in.second, layer.before_attention.weight,
-                                    layer.before_attention.bias, eps);
-  torch::Tensor qkv = linear(normed, layer.qkv);
+  const auto [x, normed] = add_norm(in.first, in.second, layer.before_attention, eps);
+  Value qkv = linear(normed, layer.qkv);
   if (layer.query_norm.defined())
-    qkv = norm_heads(qkv, pass.heads, layer.query_norm, layer.key_norm, eps);
-  const auto mixed = linear(attend(index, qkv, pass), {layer.attention_out});
-  const auto [y, again] = add_norm(x, drop(mixed, layer.name + ".attention", pass),
-                                   layer.before_mlp.weight, layer.before_mlp.bias, eps);
-  const auto wide = linear(again, layer.up);
-  const auto active = layer.up.size() == 2 ? swiglu(wide) : nn::gelu(wide);
+    qkv = norm_heads(qkv, heads_of(layer, pass).first, layer.query_norm, layer.key_norm, eps);
+  const Value mixed = linear(attend(index, qkv, pass), {layer.attention_out});
+  const auto [y, again] =
+      add_norm(x, drop(mixed, layer.name + ".attention", pass), layer.before_mlp, eps);
+  const Value wide = linear(again, layer.up);
+  const Value active = layer.up.size() == 2 ? swiglu(wide) : gelu(wide);
   return {y, drop(linear(active, {layer.down}), layer.name + ".mlp", pass)};
 }
 
-torch::Tensor Decoder::final_states(const torch::Tensor& inputs, Pass& pass) {
-  Stream stream = embed(inputs, pass);
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if (recompute_ && !pass.cache) {
-      const auto out = recomputed(
-          [this, i, pass](const Tensors& in) -> Tensors {
-            const Stream result = block(i, {in[0], in[1]}, pass);
-            return {result.first, result.second};
-          },
-          {stream.first, stream.second});
-      stream = {out[0], out[1]};
-    } else {
-      stream = block(i, stream, pass);
-    }
-  }
-  if (pass.cache) pass.cache->length_ += pass.heads.sequence;
-  return add_norm(stream.first, stream.second, last_norm_.weight, last_norm_.bias, config_.norm_eps)
-      .second;
+Decoder::Stream Decoder::recomputed_block(std::size_t index, const Stream& in,
+                                          const Pass& pass) const {
+  const Value like{{}, in.first.rows, in.first.type};
+  const auto out = recomputed(
+      [this, index, like, pass](const Tensors& x) -> Tensors {
+        const Stream result =
+            block(index, {{x[0], like.rows, like.type}, {x[1], like.rows, like.type}}, pass);
+        return {result.first.tensor, result.second.tensor};
+      },
+      {in.first.tensor, in.second.tensor});
+  return {{out[0], like.rows, like.type}, {out[1], like.rows, like.type}};
 }
 
-Loss Decoder::loss(const TokenBatch& batch) {
-  Pass pass = begin(batch.inputs, batch.documents, nullptr);
+Decoder::Stream Decoder::through(const Stage& stage, Stream stream, const Pass& pass) const {
+  for (std::int64_t i = stage.begin; i < stage.end; ++i) {
+    const auto index = static_cast<std::size_t>(i);
+    const std::string& name = layers_[index].name;
+    const Tensors in = spread().before_unit(name, {stream.first.tensor, stream.second.tensor});
+    const Stream given{{in[0], stream.first.rows, stream.first.type},
+                       {in[1], stream.first.rows, stream.first.type}};
+    stream = recompute_ && !pass.cache ? recomputed_block(index, given, pass)
+                                       : block(index, given, pass);
+    const Tensors out = spread().after_unit(name, {stream.first.tensor, stream.second.tensor});
+    stream.first.tensor = out[0];
+    stream.second.tensor = out[1];
+  }
+  if (pass.cache) pass.cache->length_ += pass.heads.sequence;
+  return stream;
+}
+
+Value Decoder::final_states(const Stream& stream) const {
+  return add_norm(stream.first, stream.second, last_norm_, config_.norm_eps).second;
+}
+
+StageOutput Decoder::run_stage(const Stage& stage, const torch::Tensor& in,
+                               const TokenBatch& batch) {
+  const Pass pass = begin(batch, nullptr);
   TUTTI_ASSERT(batch.targets.sizes() == batch.inputs.sizes());
-  const auto states = final_states(batch.inputs, pass);
+  TUTTI_ASSERT(in.defined() != stage.first);
+  both_ends_ = stage.first && stage.last;
+  const Value stream_in{in, pass.heads.tokens(), spread().stream()};
+  const Stream stream = through(
+      stage, stage.first ? embed(here(batch.inputs, pass.positions), pass) : Stream{stream_in, {}},
+      pass);
+  if (!stage.last)
+    return {
+        stream.second.defined() ? stream.first.tensor + stream.second.tensor : stream.first.tensor,
+        {}};
   const bool tied = !head_.defined();
-  return {head_loss(states, tied ? token_embedding_ : head_, batch.targets,
-                    tied ? Use::first : Use::only),
-          (batch.targets >= 0).sum().item<std::int64_t>()};
+  const torch::Tensor targets = here(batch.targets, pass.positions);
+  const Use use = tied && both_ends_ ? Use::first : Use::only;
+  return {{},
+          {head_loss(final_states(stream), tied ? token_embedding_ : head_, targets, use),
+           (targets >= 0).sum().item<std::int64_t>()}};
+}
+
+bool Decoder::in_stage(const Stage& stage, const std::string& parameter) const {
+  for (std::size_t i = 0; i < layers_.size(); ++i)
+    if (parameter.starts_with(layers_[i].name + "."))
+      return static_cast<std::int64_t>(i) >= stage.begin &&
+             static_cast<std::int64_t>(i) < stage.end;
+  if (parameter.ends_with("embed_tokens.weight") || parameter.ends_with("wte.weight"))
+    return stage.first || (stage.last && !head_.defined());
+  if (parameter.ends_with("wpe.weight")) return stage.first;
+  return stage.last;  // the last norm and the head
 }
 
 torch::Tensor Decoder::logits(const torch::Tensor& inputs, const torch::Tensor& documents,
                               KvCache* cache) {
-  Pass pass = begin(inputs, documents, cache);
-  const auto states = final_states(inputs, pass);
-  return torch::linear(states, sunk(head_.defined() ? head_ : token_embedding_,
-                                    head_.defined() ? Use::only : Use::first))
+  const Pass pass = begin({inputs, {}, documents}, cache);
+  both_ends_ = true;
+  const Value states = final_states(through({0, config_.layers}, embed(inputs, pass), pass));
+  return torch::linear(states.tensor, sunk(head_.defined() ? head_ : token_embedding_,
+                                           head_.defined() ? Use::only : Use::first))
       .view({inputs.size(0), inputs.size(1), config_.vocab});
 }
 

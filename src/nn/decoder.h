@@ -1,6 +1,7 @@
 // The one decoder that both families are: families.cc wires its parameters, names and choices.
 // Each block hands (x, delta) to the next: the residual stream and what is still to be added to it,
-// so that the addition runs inside the next norm.
+// so that the addition runs inside the next norm. It computes with typed values (value.h), so that
+// the same lines run on one device and spread over many.
 #pragma once
 #include <torch/torch.h>
 
@@ -11,13 +12,9 @@
 #include <vector>
 
 #include "nn/model.h"
-#include "nn/ops.h"
+#include "nn/value.h"
 
 namespace tutti::nn {
-
-struct NormParameters {
-  torch::Tensor weight, bias;  // bias undefined: RMS norm
-};
 
 struct DecoderLayer {
   std::string name;
@@ -33,7 +30,9 @@ class Decoder : public LanguageModel {
  public:
   explicit Decoder(const recipe::Model& config);
 
-  Loss loss(const TokenBatch& batch) override;
+  StageOutput run_stage(const Stage& stage, const torch::Tensor& in,
+                        const TokenBatch& batch) override;
+  bool in_stage(const Stage& stage, const std::string& parameter) const override;
   torch::Tensor logits(const torch::Tensor& inputs, const torch::Tensor& documents,
                        KvCache* cache) override;
 
@@ -42,15 +41,17 @@ class Decoder : public LanguageModel {
   friend void wire_gpt2(Decoder& model);
 
   struct Pass {
-    Heads heads;
-    Rope rope;
+    Heads heads;              // of this rank's tokens; all heads
+    Rope rope;                // of the positions here
+    std::int64_t length = 0;  // of a sequence, over all ranks
+    torch::Tensor positions;  // of the tokens here; undefined: all, in order
     torch::Tensor first_key;
     KvCache* cache = nullptr;
     std::int64_t past = 0;
     bool dropping = false;
     DropoutKey key;
   };
-  using Stream = std::pair<torch::Tensor, torch::Tensor>;  // x, delta
+  using Stream = std::pair<Value, Value>;  // x, delta
 
   // Registers a parameter under its dotted name, making the modules on the way.
   torch::Tensor add(const std::string& name, torch::IntArrayRef shape);
@@ -62,19 +63,27 @@ class Decoder : public LanguageModel {
   void register_as(const std::string& name, const torch::Tensor& value);
 
   void check(const torch::Tensor& inputs, std::int64_t past) const;
-  Pass begin(const torch::Tensor& inputs, const torch::Tensor& documents, KvCache* cache);
+  Pass begin(const TokenBatch& batch, KvCache* cache);
   Rope rope(std::int64_t offset, std::int64_t sequence);
-  torch::Tensor final_states(const torch::Tensor& inputs, Pass& pass);
-  Stream embed(const torch::Tensor& inputs, const Pass& pass);
+  Stream through(const Stage& stage, Stream stream, const Pass& pass) const;
+  Value final_states(const Stream& stream) const;
+  Stream embed(const torch::Tensor& inputs, const Pass& pass) const;
   Stream block(std::size_t index, const Stream& in, const Pass& pass) const;
-  torch::Tensor attend(std::size_t index, const torch::Tensor& qkv, const Pass& pass) const;
+  Stream recomputed_block(std::size_t index, const Stream& in, const Pass& pass) const;
+  // The heads that this rank has of a layer, and the first of them.
+  std::pair<Heads, std::int64_t> heads_of(const DecoderLayer& layer, const Pass& pass) const;
+  Value attend(std::size_t index, const Value& qkv, const Pass& pass) const;
   torch::Tensor attend_cached(std::size_t index, const torch::Tensor& qkv, const Pass& pass) const;
-  torch::Tensor drop(const torch::Tensor& x, const std::string& name, const Pass& pass) const;
+  torch::Tensor kept(torch::IntArrayRef shape, const std::string& name, const Pass& pass) const;
+  Value drop(const Value& x, const std::string& name, const Pass& pass) const;
+  // Of the embedding, whose weight a tied head uses first in backward, if both are in the stage.
+  Use embedding_use() const;
 
   std::vector<DecoderLayer> layers_;
   torch::Tensor token_embedding_, position_embedding_, head_;  // head_ undefined: tied
   NormParameters last_norm_;
-  Rope table_;  // for positions [0, rows); grows
+  Rope table_;             // for positions [0, rows); grows
+  bool both_ends_ = true;  // of the stage that runs
 };
 
 void wire_llama(Decoder& model);

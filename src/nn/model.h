@@ -54,13 +54,32 @@ class KvCache {
   std::int64_t length_ = 0;
 };
 
+// A run of layers that a pipeline's rank computes: layers [begin, end), the embedding before them
+// if `first`, the head and the loss behind them if `last`.
+struct Stage {
+  std::int64_t begin = 0, end = 0;
+  bool first = true, last = true;
+};
+
+struct StageOutput {
+  torch::Tensor activation;  // [tokens here, embed]: the residual stream; undefined after the last
+  Loss loss;                 // after the last
+};
+
 class LanguageModel : public torch::nn::Module {
  public:
   explicit LanguageModel(const recipe::Model& config) : config_(config) {}
 
   // Forward pass with loss. train() mode applies dropout. Inputs longer than config().context and
   // ids outside the vocabulary throw ConfigError.
-  virtual Loss loss(const TokenBatch& batch) = 0;
+  Loss loss(const TokenBatch& batch) { return run_stage({0, config_.layers}, {}, batch).loss; }
+
+  // The same, a stage at a time: `in` is the activation of the stage before (undefined for the
+  // first). Every stage is given the whole batch. Bit-identical to loss().
+  virtual StageOutput run_stage(const Stage& stage, const torch::Tensor& in,
+                                const TokenBatch& batch) = 0;
+  // Whether a stage needs the parameter of this name. A tied embedding is needed at both ends.
+  virtual bool in_stage(const Stage& stage, const std::string& parameter) const = 0;
 
   // [batch, sequence, vocab] in the parameters' dtype. With a cache, `inputs` continue the
   // positions the cache holds and are added to it (documents must be undefined then).

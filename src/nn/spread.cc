@@ -1,6 +1,7 @@
 #include "nn/spread.h"
 
 #include "base/error.h"
+#include "nn/plain.h"
 
 namespace tutti::nn {
 namespace {
@@ -26,13 +27,15 @@ std::string to_text(const Type& type) {
 
 // On one rank all types hold at once.
 torch::Tensor Spread::convert(const torch::Tensor& x, Type, Type, std::int64_t,
-                              const std::string&) {
+                              const torch::Tensor&) {
   return x;
 }
 
 torch::Tensor Spread::attention(const torch::Tensor& qkv, const Heads& heads, const Rope& rope,
-                                const torch::Tensor& first_key) {
-  return nn::attention(qkv, heads, rope, first_key);
+                                const torch::Tensor& first_key, const torch::Tensor& keep) {
+  if (!keep.defined()) return nn::attention(qkv, heads, rope, first_key);
+  return plain::attend(plain::split_and_rotate(qkv, heads, rope), heads,
+                       plain::seen(heads, 0, first_key, qkv.device()), keep);
 }
 
 Spread& spread() { return *current; }

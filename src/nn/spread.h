@@ -60,10 +60,11 @@ class Spread {
   virtual Type stream() const { return {}; }
   // This rank's rows of `rows` in Shard(0).
   virtual Span rows(std::int64_t rows) const { return {0, rows}; }
-  // `rows`: the size of dimension 0 when whole. `where` names the place in errors and traces.
+  // `rows`: the size of dimension 0 when whole. The operation with parameter `at` asks for it: that
+  // names the place in errors and traces.
   virtual torch::Tensor convert(const torch::Tensor& x, Type from, Type to, std::int64_t rows,
-                                const std::string& where);
-  // From now on this rank's gradient of `parameter` is an addend over the tensor axis.
+                                const torch::Tensor& at);
+  // This rank's gradient of `parameter` is an addend over the tensor axis.
   virtual void sum_gradient(const torch::Tensor& /*parameter*/) {}
   // Of no gradient.
   virtual torch::Tensor max(const torch::Tensor& x) { return x; }
@@ -74,8 +75,9 @@ class Spread {
   virtual torch::Tensor positions(std::int64_t /*sequence*/) const { return {}; }
   // Attention of this rank's queries with all ranks' keys; as nn::attention, with `heads.sequence`
   // and `rope` of the positions here and `first_key` (a global position) of each of these queries.
+  // `keep`, if defined, multiplies the probabilities: [batch, heads, queries here, all positions].
   virtual torch::Tensor attention(const torch::Tensor& qkv, const Heads& heads, const Rope& rope,
-                                  const torch::Tensor& first_key);
+                                  const torch::Tensor& first_key, const torch::Tensor& keep);
 
   // --- units: what is gathered, used and let go of together (ZeRO-3). `name` is the prefix of the
   // parameters' names. Tensors may be undefined; both return what the model goes on with.
