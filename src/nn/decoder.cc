@@ -197,7 +197,7 @@ Value Decoder::attend(std::size_t index, const Value& qkv, const Pass& pass) con
     keep = kept({heads.batch, config_.heads, pass.length, pass.length},
                 layers_[index].name + ".attention_weights", pass)
                .narrow(1, first, heads.heads);
-  return attention(qkv, heads, pass.rope, pass.first_key, keep);
+  return attention(qkv, {{}, heads, pass.rope, pass.first_key, keep, pass.length});
 }
 
 Decoder::Stream Decoder::block(std::size_t index, const Stream& in, const Pass& pass) const {

@@ -88,6 +88,13 @@ std::map<std::string, std::vector<std::string>> LanguageModel::axes() const {
   return result;
 }
 
+std::map<std::string, Grain> LanguageModel::grains() const {
+  const std::int64_t dim = config_.head_dim;
+  return {{"heads", {config_.heads / config_.kv_heads * dim, 1}},
+          {"kv_heads", {dim, 1}},
+          {"qkv", {dim, 3}}};
+}
+
 double LanguageModel::flops_per_token(std::int64_t sequence) const {
   const auto& c = config_;
   const double query = static_cast<double>(c.heads * c.head_dim);

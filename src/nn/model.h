@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "nn/grad_sink.h"
+#include "nn/spread.h"
 #include "recipe/recipe.h"
 
 namespace tutti::nn {
@@ -89,6 +90,8 @@ class LanguageModel : public torch::nn::Module {
   // Parameter name -> the logical axis of each dimension: vocab, embed, heads, kv_heads, qkv, mlp,
   // position, norm. "heads" is heads x head_dim, "qkv" GPT-2's three in one, "norm" is never cut.
   std::map<std::string, std::vector<std::string>> axes() const;
+  // Logical axis -> how it may be cut; axes that are not named may be cut anywhere.
+  std::map<std::string, Grain> grains() const;
 
   // The peers' rule (bench/peers): 6 x weights of matrix products, the head included, the embedding
   // not, + 12 x layers x heads x head_dim x sequence. Attention is not halved for causality.

@@ -31,11 +31,10 @@ torch::Tensor Spread::convert(const torch::Tensor& x, Type, Type, std::int64_t,
   return x;
 }
 
-torch::Tensor Spread::attention(const torch::Tensor& qkv, const Heads& heads, const Rope& rope,
-                                const torch::Tensor& first_key, const torch::Tensor& keep) {
-  if (!keep.defined()) return nn::attention(qkv, heads, rope, first_key);
-  return plain::attend(plain::split_and_rotate(qkv, heads, rope), heads,
-                       plain::seen(heads, 0, first_key, qkv.device()), keep);
+torch::Tensor Spread::attention(const AttentionCall& c) {
+  if (!c.keep.defined()) return nn::attention(c.qkv, c.heads, c.rope, c.first_key);
+  return plain::attend(plain::split_and_rotate(c.qkv, c.heads, c.rope), c.heads,
+                       plain::seen(c.heads, 0, c.first_key, c.qkv.device()), c.keep);
 }
 
 Spread& spread() { return *current; }

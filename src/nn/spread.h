@@ -47,6 +47,26 @@ struct Span {
   std::int64_t begin = 0, size = 0;
 };
 
+// How a logical axis may be cut: runs of `unit` indices stay together (a key head's rows with all
+// of its query heads'), and it is `parts` things side by side, each cut alike (GPT-2's query, key
+// and value in one weight).
+struct Grain {
+  std::int64_t unit = 1;
+  int parts = 1;
+};
+
+// Causal attention as nn::attention has it, of tokens that may be some of a sequence's.
+struct AttentionCall {
+  torch::Tensor qkv;  // consumed
+  Heads heads;        // heads.sequence: tokens of a sequence here
+  Rope rope;          // of the positions here
+  // Of each query here: the first position that it sees. int32 [batch, tokens here] or undefined.
+  torch::Tensor first_key;
+  // Multiplies the probabilities, if defined: [batch, heads, tokens here, sequence].
+  torch::Tensor keep;
+  std::int64_t sequence = 0;  // whole
+};
+
 class Spread {
  public:
   virtual ~Spread() = default;
@@ -73,11 +93,8 @@ class Spread {
   // --- the context axis: the tokens of a sequence are cut over ranks, everywhere alike
   // The positions (int64, ascending or not) of a sequence that this rank holds; undefined: all.
   virtual torch::Tensor positions(std::int64_t /*sequence*/) const { return {}; }
-  // Attention of this rank's queries with all ranks' keys; as nn::attention, with `heads.sequence`
-  // and `rope` of the positions here and `first_key` (a global position) of each of these queries.
-  // `keep`, if defined, multiplies the probabilities: [batch, heads, queries here, all positions].
-  virtual torch::Tensor attention(const torch::Tensor& qkv, const Heads& heads, const Rope& rope,
-                                  const torch::Tensor& first_key, const torch::Tensor& keep);
+  // Attention of this rank's queries with all ranks' keys.
+  virtual torch::Tensor attention(const AttentionCall& call);
 
   // --- units: what is gathered, used and let go of together (ZeRO-3). `name` is the prefix of the
   // parameters' names. Tensors may be undefined; both return what the model goes on with.

@@ -127,11 +127,11 @@ Value norm_heads(const Value& qkv, const Heads& heads, const torch::Tensor& quer
   return with(qkv, norm_heads(qkv.tensor, heads, query_weight, key_weight, eps));
 }
 
-Value attention(const Value& qkv, const Heads& heads, const Rope& rope,
-                const torch::Tensor& first_key, const torch::Tensor& keep) {
+Value attention(const Value& qkv, AttentionCall call) {
   if (qkv.type.kind != Kind::replicate && !is_shard(qkv.type, 1))
     refuse("attention", "it needs whole heads of all tokens", qkv.type);
-  return with(qkv, spread().attention(qkv.tensor, heads, rope, first_key, keep));
+  call.qkv = qkv.tensor;
+  return with(qkv, spread().attention(call));
 }
 
 Value dropped(const Value& x, const torch::Tensor& mask) {

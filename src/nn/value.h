@@ -51,8 +51,8 @@ Value swiglu(const Value& gate_up);
 Value gelu(const Value& x);
 Value norm_heads(const Value& qkv, const Heads& heads, const torch::Tensor& query_weight,
                  const torch::Tensor& key_weight, double eps);
-Value attention(const Value& qkv, const Heads& heads, const Rope& rope,
-                const torch::Tensor& first_key, const torch::Tensor& keep);
+// call.qkv is set from `qkv`.
+Value attention(const Value& qkv, AttentionCall call);
 // x * mask, of which `mask` [rows, features] is whole.
 Value dropped(const Value& x, const torch::Tensor& mask);
 torch::Tensor head_loss(const Value& x, const torch::Tensor& weight, const torch::Tensor& targets,

@@ -1,0 +1,158 @@
+#include "parallel/mesh_spread.h"
+
+#include <functional>
+
+#include "base/error.h"
+#include "mesh/placement.h"
+#include "nn/record.h"
+#include "parallel/context.h"
+
+namespace tutti::parallel {
+namespace {
+
+using Kind = nn::Type::Kind;
+using Map = std::function<torch::Tensor(const torch::Tensor&)>;
+
+std::shared_ptr<collective::Group> if_many(std::shared_ptr<collective::Group> group) {
+  return group && group->size() > 1 ? std::move(group) : nullptr;
+}
+
+// `forward` of x, with `backward` for its gradient.
+torch::Tensor through(const torch::Tensor& x, const char* name, const Map& forward,
+                      const Map& backward) {
+  torch::Tensor y;
+  const bool history = nn::wants_gradient({x});
+  {
+    const torch::NoGradGuard no_grad;
+    y = forward(x.detach());
+    if (y.is_same(x) || y.is_alias_of(x)) y = y.variable_data();
+  }
+  if (history)
+    nn::record({y}, {x}, name, [backward](nn::Tensors&& g) -> nn::Tensors {
+      return {g[0].defined() ? backward(g[0]) : g[0]};
+    });
+  return y;
+}
+
+}  // namespace
+
+MeshSpread::MeshSpread(std::shared_ptr<collective::Group> tensor, bool sequence_parallel,
+                       std::unique_ptr<ContextAttention> context)
+    : tensor_(if_many(std::move(tensor))),
+      sequence_parallel_(sequence_parallel),
+      context_(std::move(context)) {}
+
+void MeshSpread::set_cut(const torch::Tensor& parameter, Cut cut) {
+  cuts_.insert_or_assign(parameter.unsafeGetTensorImpl(), std::move(cut));
+}
+
+const Cut& MeshSpread::cut_of(const torch::Tensor& parameter) const {
+  const auto found = cuts_.find(parameter.unsafeGetTensorImpl());
+  TUTTI_ASSERT(found != cuts_.end(), "a parameter that was never registered");
+  return found->second;
+}
+
+std::string MeshSpread::name_of(const torch::Tensor& parameter) const {
+  const auto found = cuts_.find(parameter.unsafeGetTensorImpl());
+  return found == cuts_.end() ? "?" : found->second.name;
+}
+
+nn::Type MeshSpread::placement(const torch::Tensor& parameter) const {
+  const auto found = cuts_.find(parameter.unsafeGetTensorImpl());
+  return found == cuts_.end() ? nn::Type{} : found->second.type;
+}
+
+nn::Span MeshSpread::part(const torch::Tensor& parameter) const {
+  const auto found = cuts_.find(parameter.unsafeGetTensorImpl());
+  return found == cuts_.end() ? nn::Span{0, parameter.size(0)} : found->second.part;
+}
+
+nn::Type MeshSpread::stream() const {
+  return tensor_ && sequence_parallel_ ? nn::Type::shard(0) : nn::Type::replicate();
+}
+
+nn::Span MeshSpread::rows(std::int64_t rows) const {
+  if (!tensor_) return {0, rows};
+  const Slice slice = slice_of(rows, tensor_->size(), tensor_->rank());
+  return {slice.begin, slice.size};
+}
+
+void MeshSpread::sum_gradient(const torch::Tensor& parameter) {
+  if (tensor_) summed_.insert(parameter.unsafeGetTensorImpl());
+}
+
+bool MeshSpread::sums_gradient(const torch::Tensor& parameter) const {
+  return summed_.contains(parameter.unsafeGetTensorImpl());
+}
+
+torch::Tensor MeshSpread::all_reduced(const torch::Tensor& x) const {
+  torch::Tensor y = x.clone(at::MemoryFormat::Contiguous);
+  tensor_->all_reduce(y);
+  return y;
+}
+
+// Slices are of one size but for the last, so that padded ones lie where they belong.
+torch::Tensor MeshSpread::gathered(const torch::Tensor& x, std::int64_t rows) const {
+  const std::int64_t most = slice_of(rows, tensor_->size(), 0).size;
+  torch::Tensor padded = x.contiguous();
+  if (x.size(0) < most) {
+    padded = torch::zeros({most, x.size(1)}, x.options());
+    padded.narrow(0, 0, x.size(0)).copy_(x);
+  }
+  return tensor_->all_gather(padded).view({-1, x.size(1)}).narrow(0, 0, rows);
+}
+
+torch::Tensor MeshSpread::sliced(const torch::Tensor& x) const {
+  const nn::Span span = rows(x.size(0));
+  return x.narrow(0, span.begin, span.size).clone();
+}
+
+torch::Tensor MeshSpread::scattered(const torch::Tensor& x) const { return sliced(all_reduced(x)); }
+
+torch::Tensor MeshSpread::convert(const torch::Tensor& x, nn::Type from, nn::Type to,
+                                  std::int64_t rows, const torch::Tensor& at) {
+  if (!tensor_) return x;
+  const auto same = [](const torch::Tensor& t) { return t; };
+  const auto reduce = [this](const torch::Tensor& t) { return all_reduced(t); };
+  const auto gather = [this, rows](const torch::Tensor& t) { return gathered(t, rows); };
+  const auto scatter = [this](const torch::Tensor& t) { return scattered(t); };
+  const auto slice = [this](const torch::Tensor& t) { return sliced(t); };
+  const auto is = [&](const nn::Type& a, const nn::Type& b) { return from == a && to == b; };
+  const auto replicate = nn::Type::replicate(), rows_type = nn::Type::shard(0),
+             partial = nn::Type::partial(), varying = nn::Type::varying();
+  const auto run = [&](const char* forward_name, const char* backward_name, const Map& forward,
+                       const Map& backward) {
+    if (tracing_)
+      boundaries_.push_back({name_of(at), "tensor", from, to, forward_name, backward_name,
+                             rows * x.size(1) * static_cast<std::int64_t>(x.element_size())});
+    return through(x, "convert", forward, backward);
+  };
+  if (is(replicate, varying)) return run("none", "all-reduce", same, reduce);
+  if (is(partial, replicate)) return run("all-reduce", "none", reduce, same);
+  if (is(rows_type, varying)) return run("all-gather", "reduce-scatter", gather, scatter);
+  if (is(partial, rows_type)) return run("reduce-scatter", "all-gather", scatter, gather);
+  if (is(replicate, rows_type)) return run("slice", "all-gather", slice, gather);
+  if (is(rows_type, replicate)) return run("all-gather", "slice", gather, slice);
+  throw ConfigError(str("the operation with ", name_of(at), " needs ", to_text(to),
+                        " on the tensor axis, but its operand is ", to_text(from),
+                        "; see parallel.rules"));
+}
+
+torch::Tensor MeshSpread::max(const torch::Tensor& x) {
+  if (!tensor_) return x;
+  torch::Tensor y = x.clone(at::MemoryFormat::Contiguous);
+  tensor_->all_reduce(y, comm::Reduce::max);
+  return y;
+}
+
+torch::Tensor MeshSpread::sum(const torch::Tensor& x) { return tensor_ ? all_reduced(x) : x; }
+
+torch::Tensor MeshSpread::positions(std::int64_t sequence) const {
+  return context_ ? context_->positions(sequence) : torch::Tensor();
+}
+
+torch::Tensor MeshSpread::attention(const nn::AttentionCall& call) {
+  return context_ ? context_->run(call) : nn::Spread::attention(call);
+}
+
+}  // namespace tutti::parallel

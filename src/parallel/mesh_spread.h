@@ -1,0 +1,74 @@
+// nn's Spread over groups of ranks: the collectives that typed values ask for. One a rank; used
+// from the thread that runs forward and backward passes.
+#pragma once
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "collective/group.h"
+#include "nn/spread.h"
+#include "parallel/context.h"
+#include "parallel/cut.h"
+
+namespace tutti::parallel {
+
+// One conversion as a pass asked for it: what `tutti layout show` prints.
+struct Boundary {
+  std::string at;  // the parameter whose operation asked
+  std::string axis;
+  nn::Type from, to;
+  const char* forward = "none";
+  const char* backward = "none";  // the collectives
+  std::int64_t bytes = 0;         // of the whole tensor
+};
+
+class MeshSpread : public nn::Spread {
+ public:
+  // `tensor` of null or one rank, `context` of null: the axis is not there.
+  MeshSpread(std::shared_ptr<collective::Group> tensor, bool sequence_parallel,
+             std::unique_ptr<ContextAttention> context);
+
+  // How the registered parameter is cut; it must live as long as this.
+  void set_cut(const torch::Tensor& parameter, Cut cut);
+  const Cut& cut_of(const torch::Tensor& parameter) const;
+
+  int tensor_ranks() const { return tensor_ ? tensor_->size() : 1; }
+  int context_ranks() const { return context_ ? context_->grid().size() : 1; }
+  // The registered parameters whose gradients the passes so far said to be addends over the axis.
+  bool sums_gradient(const torch::Tensor& parameter) const;
+
+  // Keeps the conversions of passes from now on.
+  void trace(bool on) { tracing_ = on; }
+  std::vector<Boundary> take_trace() { return std::exchange(boundaries_, {}); }
+
+  nn::Type placement(const torch::Tensor& parameter) const override;
+  nn::Span part(const torch::Tensor& parameter) const override;
+  nn::Type stream() const override;
+  nn::Span rows(std::int64_t rows) const override;
+  torch::Tensor convert(const torch::Tensor& x, nn::Type from, nn::Type to, std::int64_t rows,
+                        const torch::Tensor& at) override;
+  void sum_gradient(const torch::Tensor& parameter) override;
+  torch::Tensor max(const torch::Tensor& x) override;
+  torch::Tensor sum(const torch::Tensor& x) override;
+  torch::Tensor positions(std::int64_t sequence) const override;
+  torch::Tensor attention(const nn::AttentionCall& call) override;
+
+ private:
+  std::string name_of(const torch::Tensor& parameter) const;
+  torch::Tensor all_reduced(const torch::Tensor& x) const;
+  torch::Tensor gathered(const torch::Tensor& x, std::int64_t rows) const;
+  torch::Tensor scattered(const torch::Tensor& x) const;
+  torch::Tensor sliced(const torch::Tensor& x) const;
+
+  std::shared_ptr<collective::Group> tensor_;
+  bool sequence_parallel_;
+  std::unique_ptr<ContextAttention> context_;
+  std::unordered_map<const c10::TensorImpl*, Cut> cuts_;
+  std::unordered_set<const c10::TensorImpl*> summed_;
+  bool tracing_ = false;
+  std::vector<Boundary> boundaries_;
+};
+
+}  // namespace tutti::parallel
