@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -28,6 +29,10 @@ at::Tensor part_of(at::Tensor& scratch, std::size_t bytes) {
   return grown(scratch, bytes).narrow(0, 0, static_cast<std::int64_t>(bytes));
 }
 
+std::size_t sum_of(std::span<const std::size_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
 std::byte* data_of(at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
 }  // namespace
@@ -44,13 +49,16 @@ BackendCommunicator::BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backe
   set_timeout(timeout);
 }
 
+void BackendCommunicator::check_broken(const Name& name) {
+  std::unique_lock lock(mutex_);
+  const std::string reason = broken_;
+  lock.unlock();
+  if (!reason.empty()) fail(name, reason);
+}
+
 template <class Start>
 void BackendCommunicator::run(const Name& name, Start start) {
-  if (!broken_.empty()) throw WorldError(broken_);
-  {
-    const std::lock_guard lock(mutex_);
-    if (!abort_reason_.empty()) fail(name, abort_reason_);
-  }
+  check_broken(name);
   try {
     const std::chrono::milliseconds limit(static_cast<std::int64_t>(timeout() * 1e3));
     if (timeout() != backend_timeout_) backend_->setTimeout(limit);
@@ -64,122 +72,189 @@ void BackendCommunicator::run(const Name& name, Start start) {
   }
 }
 
+template <class Start>
+void BackendCommunicator::run_message(const Name& name, Start start) {
+  check_broken(name);
+  try {
+    const WorkPtr work = start();
+    {
+      const std::lock_guard lock(mutex_);
+      messages_.push_back(work);
+      if (!broken_.empty()) work->abort();
+    }
+    const bool came =
+        work->wait(std::chrono::milliseconds(static_cast<std::int64_t>(timeout() * 1e3)));
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase(messages_, work);
+    }
+    check_broken(name);
+    if (!came) fail(name, "was aborted");
+  } catch (const WorldError&) {
+    throw;
+  } catch (const std::exception& error) {
+    check_broken(name);
+    fail(name, error.what());
+  }
+}
+
+// The first failure's text is the group's reason from then on.
 void BackendCommunicator::fail(const Name& name, const std::string& cause) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_ == cause && cause.starts_with(transport_ + " group '")) throw WorldError(cause);
+  }
   const std::string lost = lost_peers_ ? lost_peers_() : "";
-  broken_ = str(transport_, " group '", group(), "', rank ", rank(), " of ", size(), ", ",
-                name.operation, " #", sequence_, " (", name_of(name.type), " x ", name.count,
-                "): ", lost, lost.empty() ? "" : ": ", cause.substr(0, cause.find('\n')));
-  throw WorldError(broken_);
+  const std::string which =
+      name.peer < 0 ? str(name.operation, " #", name.sequence, " (", name_of(name.type), " x ",
+                          name.count, ")")
+                    : str(name.operation, " rank ", name.peer, " (", name.count, " bytes)");
+  const std::string text =
+      str(transport_, " group '", group(), "', rank ", rank(), " of ", size(), ", ", which, ": ",
+          lost, lost.empty() ? "" : ": ", cause.substr(0, cause.find('\n')));
+  abort(text);
+  throw WorldError(text);
+}
+
+void BackendCommunicator::abort(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (broken_.empty()) broken_ = reason;
+  for (const WorkPtr& work : messages_) work->abort();
 }
 
 void BackendCommunicator::barrier() {
-  ++sequence_;
-  run({"barrier"}, [&] { return backend_->barrier({}); });
+  run({"barrier", DType::u8, 0, ++sequence_}, [&] { return backend_->barrier({}); });
 }
 
 void BackendCommunicator::broadcast(void* data, std::size_t count, DType type, int root) {
-  ++sequence_;
+  if (count == 0) return barrier();
   std::vector<at::Tensor> tensors{bytes_at(data, count * size_of(type))};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  if (count == 0) return barrier();
-  run({"broadcast", type, count}, [&] { return backend_->broadcast(tensors, options); });
+  run({"broadcast", type, count, ++sequence_},
+      [&] { return backend_->broadcast(tensors, options); });
 }
 
-void BackendCommunicator::all_gather(const void* in, void* out, std::size_t count, DType type) {
-  ++sequence_;
-  if (count == 0) return barrier();
-  const std::size_t bytes = count * size_of(type);
-  at::Tensor from = bytes_at(in, bytes), to = bytes_at(out, bytes * n(size()));
-  run({"all_gather", type, count}, [&] { return backend_->_allgather_base(to, from, {}); });
+void BackendCommunicator::all_gather_v(const void* in, void* out,
+                                       std::span<const std::size_t> counts, DType type) {
+  TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
+  gather({"all_gather", type, sum_of(counts), ++sequence_}, in, out, counts);
 }
 
-void BackendCommunicator::exchange(const Name& name, at::Tensor& out, at::Tensor& in) {
-  std::vector<std::int64_t> equal;
-  run(name, [&] { return backend_->alltoall_base(out, in, equal, equal, {}); });
+void BackendCommunicator::gather(const Name& name, const void* in, void* out,
+                                 std::span<const std::size_t> counts) {
+  const std::size_t element = size_of(name.type), longest = std::ranges::max(counts);
+  if (longest == 0) return run(name, [&] { return backend_->barrier({}); });
+  const bool equal = std::ranges::min(counts) == longest;
+  const std::size_t bytes = longest * element, own = counts[n(rank())] * element;
+  at::Tensor from = equal ? bytes_at(in, bytes) : part_of(scratch_[0], bytes);
+  at::Tensor to =
+      equal ? bytes_at(out, bytes * n(size())) : part_of(scratch_[1], bytes * n(size()));
+  if (!equal && own > 0) std::memcpy(data_of(from), in, own);
+  run(name, [&] { return backend_->_allgather_base(to, from, {}); });
+  auto* part = static_cast<std::byte*>(out);
+  for (int r = 0; !equal && r < size(); part += counts[n(r)] * element, ++r)
+    if (counts[n(r)] > 0) std::memcpy(part, data_of(to) + n(r) * bytes, counts[n(r)] * element);
 }
 
-void BackendCommunicator::all_to_all(const void* in, void* out, std::size_t count, DType type) {
-  ++sequence_;
-  if (count == 0) return barrier();
-  const std::size_t bytes = count * size_of(type) * n(size());
-  at::Tensor from = bytes_at(in, bytes), to = bytes_at(out, bytes);
-  exchange({"all_to_all", type, count}, to, from);
+void BackendCommunicator::exchange(const Name& name, const void* in, Sizes send, void* out,
+                                   Sizes receive) {
+  const auto total = [](const Sizes& sizes) {
+    return static_cast<std::size_t>(std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}));
+  };
+  at::Tensor from = bytes_at(in, total(send)), to = bytes_at(out, total(receive));
+  run(name, [&] { return backend_->alltoall_base(to, from, receive, send, {}); });
 }
 
-void BackendCommunicator::reduce_scatter(const void* in, void* out, std::size_t count, DType type,
-                                         comm::Reduce reduce) {
-  ++sequence_;
-  if (count == 0) return barrier();
-  const std::size_t part = count * size_of(type);
-  at::Tensor from = bytes_at(in, part * n(size())), got = part_of(scratch_[1], part * n(size()));
-  exchange({"reduce_scatter", type, count}, got, from);
+void BackendCommunicator::all_to_all_v(const void* in, std::span<const std::size_t> send_counts,
+                                       void* out, std::span<const std::size_t> receive_counts,
+                                       DType type) {
+  TUTTI_ASSERT(send_counts.size() == n(size()) && receive_counts.size() == n(size()),
+               send_counts.size(), " and ", receive_counts.size(), " counts");
+  const auto bytes_of = [&](std::span<const std::size_t> counts) {
+    Sizes sizes;
+    for (const std::size_t count : counts)
+      sizes.push_back(static_cast<std::int64_t>(count * size_of(type)));
+    return sizes;
+  };
+  exchange({"all_to_all", type, sum_of(send_counts), ++sequence_}, in, bytes_of(send_counts), out,
+           bytes_of(receive_counts));
+}
+
+void BackendCommunicator::reduce_scatter_v(const void* in, void* out,
+                                           std::span<const std::size_t> counts, DType type,
+                                           comm::Reduce reduce) {
+  reduce_scatter({"reduce_scatter", type, sum_of(counts), ++sequence_}, {&in, 1}, out, counts,
+                 reduce, ranks_plan_);
+}
+
+void BackendCommunicator::tree_reduce_scatter(std::span<const void* const> nodes, void* out,
+                                              std::span<const std::size_t> counts, DType type,
+                                              const comm::ReductionPlan& plan) {
+  reduce_scatter({"tree_reduce_scatter", type, sum_of(counts), ++sequence_}, nodes, out, counts,
+                 comm::Reduce::sum, plan);
+}
+
+// Every rank gets its part of all nodes of all ranks and sums them.
+void BackendCommunicator::reduce_scatter(const Name& name, std::span<const void* const> nodes,
+                                         void* out, std::span<const std::size_t> counts,
+                                         comm::Reduce reduce, const comm::ReductionPlan& plan) {
+  TUTTI_ASSERT(n(plan.nodes_of(rank())) == nodes.size() && plan.ranges.size() == n(size()) &&
+                   counts.size() == n(size()),
+               nodes.size(), " nodes, ", counts.size(), " counts");
+  const std::size_t element = size_of(name.type), own = counts[n(rank())] * element;
+  Sizes send, receive;
+  for (int r = 0; r < size(); ++r) {
+    send.push_back(static_cast<std::int64_t>(counts[n(r)] * element * nodes.size()));
+    receive.push_back(static_cast<std::int64_t>(own * n(plan.nodes_of(r))));
+  }
+  at::Tensor& in = grown(scratch_[0], name.count * element * nodes.size());
+  at::Tensor& got = grown(scratch_[1], own * n(plan.first.back()));
+  std::byte* to = data_of(in);
+  for (std::size_t r = 0, begin = 0; r < counts.size(); begin += counts[r] * element, ++r)
+    for (std::size_t k = 0; k < nodes.size() && counts[r] > 0; ++k, to += counts[r] * element)
+      std::memcpy(to, static_cast<const std::byte*>(nodes[k]) + begin, counts[r] * element);
+  exchange(name, data_of(in), std::move(send), data_of(got), std::move(receive));
   std::vector<const std::byte*> sources;
-  for (int r = 0; r < size(); ++r) sources.push_back(data_of(got) + n(r) * part);
+  for (int k = 0; k < plan.first.back(); ++k) sources.push_back(data_of(got) + n(k) * own);
   auto* const target = static_cast<std::byte*>(out);
-  comm::reduce_elements(ranks_plan_.steps, sources, {&target, 1}, count, type, reduce);
+  comm::reduce_elements(plan.steps, sources, {&target, 1}, counts[n(rank())], name.type, reduce);
 }
 
 void BackendCommunicator::all_reduce(void* data, std::size_t count, DType type,
                                      comm::Reduce reduce) {
-  ++sequence_;
   const void* const node = data;
-  reduce_slices({"all_reduce", type, count}, {&node, 1}, data, reduce, ranks_plan_);
+  reduce_to_all({"all_reduce", type, count, ++sequence_}, {&node, 1}, data, reduce, ranks_plan_);
 }
 
 void BackendCommunicator::tree_all_reduce(std::span<const void* const> nodes, void* out,
                                           std::size_t count, DType type,
                                           const comm::ReductionPlan& plan) {
-  TUTTI_ASSERT(n(plan.nodes_of(rank())) == nodes.size() && plan.ranges.size() == n(size()));
-  ++sequence_;
-  reduce_slices({"tree_all_reduce", type, count}, nodes, out, comm::Reduce::sum, plan);
+  reduce_to_all({"tree_all_reduce", type, count, ++sequence_}, nodes, out, comm::Reduce::sum, plan);
 }
 
-// Every rank gets slice r of all nodes of all ranks, sums them and shares the sum.
-void BackendCommunicator::reduce_slices(const Name& name, std::span<const void* const> nodes,
+void BackendCommunicator::reduce_to_all(const Name& name, std::span<const void* const> nodes,
                                         void* out, comm::Reduce reduce,
                                         const comm::ReductionPlan& plan) {
-  if (name.count == 0) return barrier();
-  const std::size_t element = size_of(name.type), ranks = n(size());
-  const std::size_t each = (name.count + ranks - 1) / ranks, slice = each * element;
-  const std::size_t part = slice * n(plan.max_nodes);  // what one rank sends to another
-  at::Tensor in = part_of(scratch_[0], part * ranks), got = part_of(scratch_[1], part * ranks);
-  for (std::size_t r = 0; r < ranks; ++r) {
-    const std::size_t begin = std::min(name.count, r * each);
-    const std::size_t bytes = (std::min(name.count, begin + each) - begin) * element;
-    for (std::size_t k = 0; k < nodes.size(); ++k)
-      std::memcpy(data_of(in) + r * part + k * slice,
-                  static_cast<const std::byte*>(nodes[k]) + begin * element, bytes);
-  }
-  exchange(name, got, in);
-  std::vector<const std::byte*> sources;
-  for (int r = 0; r < size(); ++r)
-    for (int k = 0; k < plan.nodes_of(r); ++k)
-      sources.push_back(data_of(got) + n(r) * part + n(k) * slice);
-  at::Tensor sum = part_of(scratch_[2], slice), all = part_of(scratch_[3], slice * ranks);
-  std::byte* const target = data_of(sum);
-  const std::size_t begin = std::min(name.count, n(rank()) * each);
-  comm::reduce_elements(plan.steps, sources, {&target, 1},
-                        std::min(name.count, begin + each) - begin, name.type, reduce);
-  run(name, [&] { return backend_->_allgather_base(all, sum, {}); });
-  std::memcpy(out, data_of(all), name.count * element);
+  std::vector<std::size_t> counts(n(size()), name.count / n(size()));
+  for (std::size_t r = 0; r < name.count % n(size()); ++r) ++counts[r];
+  const std::size_t begin = sum_of(std::span(counts).first(n(rank())));
+  std::byte* const own = static_cast<std::byte*>(out) + begin * size_of(name.type);
+  reduce_scatter(name, nodes, own, counts, reduce, plan);
+  gather(name, own, out, counts);
 }
 
 void BackendCommunicator::send(const void* data, std::size_t bytes, int to) {
   std::vector<at::Tensor> tensors{bytes_at(data, bytes)};
   if (bytes == 0) return;
-  run({"send", DType::u8, bytes}, [&] { return backend_->send(tensors, to, 0); });
+  run_message({"send to", DType::u8, bytes, 0, to}, [&] { return backend_->send(tensors, to, 0); });
 }
 
 void BackendCommunicator::recv(void* data, std::size_t bytes, int from) {
   std::vector<at::Tensor> tensors{bytes_at(data, bytes)};
   if (bytes == 0) return;
-  run({"recv", DType::u8, bytes}, [&] { return backend_->recv(tensors, from, 0); });
-}
-
-void BackendCommunicator::abort(const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  if (abort_reason_.empty()) abort_reason_ = reason;
+  run_message({"recv from", DType::u8, bytes, 0, from},
+              [&] { return backend_->recv(tensors, from, 0); });
 }
 
 }  // namespace tutti::collective

@@ -6,9 +6,10 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,30 +27,48 @@ class BackendCommunicator : public comm::Communicator {
   void barrier() override;
   void broadcast(void* data, std::size_t count, DType type, int root) override;
   void all_reduce(void* data, std::size_t count, DType type, comm::Reduce reduce) override;
-  void all_gather(const void* in, void* out, std::size_t count, DType type) override;
-  void reduce_scatter(const void* in, void* out, std::size_t count, DType type,
-                      comm::Reduce reduce) override;
-  void all_to_all(const void* in, void* out, std::size_t count, DType type) override;
+  // Parts are padded to the longest where they differ.
+  void all_gather_v(const void* in, void* out, std::span<const std::size_t> counts,
+                    DType type) override;
+  void reduce_scatter_v(const void* in, void* out, std::span<const std::size_t> counts, DType type,
+                        comm::Reduce reduce) override;
+  void all_to_all_v(const void* in, std::span<const std::size_t> send_counts, void* out,
+                    std::span<const std::size_t> receive_counts, DType type) override;
   void send(const void* data, std::size_t bytes, int to) override;
   void recv(void* data, std::size_t bytes, int from) override;
   void tree_all_reduce(std::span<const void* const> nodes, void* out, std::size_t count, DType type,
                        const comm::ReductionPlan& plan) override;
-  // Later calls throw; a call that waits ends at its deadline.
+  void tree_reduce_scatter(std::span<const void* const> nodes, void* out,
+                           std::span<const std::size_t> counts, DType type,
+                           const comm::ReductionPlan& plan) override;
+  // Later calls and this rank's waiting messages throw; a collective that waits, and a peer's
+  // message, end at their deadline.
   void abort(const std::string& reason) override;
 
  private:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Sizes = std::vector<std::int64_t>;  // bytes of each rank's part
+  // Of a call, for its errors.
   struct Name {
     const char* operation;
     DType type = DType::u8;
     std::size_t count = 0;
+    std::uint64_t sequence = 0;  // of collectives
+    int peer = -1;               // of messages
   };
 
   // Starts a call of the backend, waits, and gives its errors our names.
   template <class Start>
   void run(const Name& name, Start start);
-  void exchange(const Name& name, at::Tensor& out, at::Tensor& in);
-  void reduce_slices(const Name& name, std::span<const void* const> nodes, void* out,
+  template <class Start>
+  void run_message(const Name& name, Start start);
+  void check_broken(const Name& name);
+  void gather(const Name& name, const void* in, void* out, std::span<const std::size_t> counts);
+  void exchange(const Name& name, const void* in, Sizes send, void* out, Sizes receive);
+  void reduce_scatter(const Name& name, std::span<const void* const> nodes, void* out,
+                      std::span<const std::size_t> counts, comm::Reduce reduce,
+                      const comm::ReductionPlan& plan);
+  void reduce_to_all(const Name& name, std::span<const void* const> nodes, void* out,
                      comm::Reduce reduce, const comm::ReductionPlan& plan);
   [[noreturn]] void fail(const Name& name, const std::string& cause);
 
@@ -59,10 +78,10 @@ class BackendCommunicator : public comm::Communicator {
   comm::ReductionPlan ranks_plan_;  // one id a rank
   double backend_timeout_;
   std::uint64_t sequence_ = 0;
-  std::string broken_;
-  std::mutex mutex_;  // of abort_reason_
-  std::string abort_reason_;
-  at::Tensor scratch_[4];  // bytes; grow, never shrink
+  std::mutex mutex_;               // of the two below
+  std::string broken_;             // why, once the group is
+  std::vector<WorkPtr> messages_;  // that wait
+  at::Tensor scratch_[2];          // bytes; grow, never shrink
 };
 
 }  // namespace tutti::collective

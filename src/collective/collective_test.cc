@@ -58,6 +58,10 @@ GroupOptions options_of(const char* transport, int rank, int size, int port) {
   return options;
 }
 
+std::unique_ptr<comm::Communicator> join(const GroupOptions& options) {
+  return join_gloo(options, open_gloo_store(options));
+}
+
 // body(rank) on `size` threads; all errors' texts.
 std::string on_threads(int size, const std::function<void(int)>& body) {
   std::mutex mutex;
@@ -132,7 +136,7 @@ TEST_CASE("Conformance: Gloo") {
   for (const int size : {1, 2, 3}) {
     const int port = free_port();
     CHECK(on_threads(size, [&](int rank) {
-            auto communicator = join_gloo(options_of("gloo", rank, size, port));
+            auto communicator = join(options_of("gloo", rank, size, port));
             comm::check_conformance(*communicator);
           }) == "");
   }
@@ -144,7 +148,7 @@ TEST_CASE("Tree sums over Gloo have the bits of every other transport") {
     for (const int size : {1, 2, 3, 5, 7}) {
       const int port = free_port();
       CHECK(on_threads(size, [&](int rank) {
-              auto communicator = join_gloo(options_of("gloo", rank, size, port));
+              auto communicator = join(options_of("gloo", rank, size, port));
               if (comm::tree_sum(*communicator, 13, 1001, type) != expected)
                 throw WorldError("other bits");
             }) == "");
@@ -210,7 +214,7 @@ TEST_CASE("Gloo: a killed peer is named") {
       try {
         auto options = options_of("gloo", rank, 2, port);
         options.name = name;
-        auto communicator = join_gloo(options);
+        auto communicator = join(options);
         communicator->barrier();
         if (rank == 1) kill(getpid(), SIGKILL);
         std::vector<float> data(1000);

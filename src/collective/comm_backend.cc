@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "collective/dtypes.h"
@@ -55,26 +55,50 @@ void check_sizes(const at::Tensor& whole, const at::Tensor& part, int size) {
               "expected ", size, " times ", part.numel(), " elements, not ", whole.numel());
 }
 
+// Counts of elements, from sizes of the first dimension; no sizes are equal ones.
+std::vector<std::size_t> parts_of(const at::Tensor& tensor, const std::vector<int64_t>& sizes,
+                                  int ranks) {
+  TORCH_CHECK(tensor.dim() > 0, "alltoall_base takes tensors of at least one dimension");
+  const int64_t rows = tensor.size(0), row = rows > 0 ? tensor.numel() / rows : 0;
+  TORCH_CHECK(sizes.empty() ? rows % ranks == 0
+                            : sizes.size() == static_cast<std::size_t>(ranks) &&
+                                  std::accumulate(sizes.begin(), sizes.end(), int64_t{0}) == rows,
+              "the parts must add up to ", rows, " rows");
+  std::vector<std::size_t> counts(static_cast<std::size_t>(ranks),
+                                  static_cast<std::size_t>(rows / ranks * row));
+  for (std::size_t r = 0; r < sizes.size(); ++r)
+    counts[r] = static_cast<std::size_t>(sizes[r] * row);
+  return counts;
+}
+
 }  // namespace
 
-CommBackend::CommBackend(std::shared_ptr<CommThread> thread)
-    : Backend(thread->communicator().rank(), thread->communicator().size()),
-      thread_(std::move(thread)) {}
+CommBackend::CommBackend(std::shared_ptr<CommThreads> threads)
+    : Backend(threads->communicator().rank(), threads->communicator().size()),
+      threads_(std::move(threads)) {}
 
 const std::string CommBackend::getBackendName() const {
-  return str("tutti_", thread_->communicator().transport());
+  return str("tutti_", threads_->communicator().transport());
 }
 
 void CommBackend::setTimeout(std::chrono::milliseconds timeout) {
   const double seconds = static_cast<double>(timeout.count()) * 1e-3;
-  thread_->start([=](comm::Communicator& c) { c.set_timeout(seconds); }, [](auto) {});
+  threads_->start([=](comm::Communicator& c) { c.set_timeout(seconds); }, [](auto) {});
 }
 
-CommBackend::WorkPtr CommBackend::start(c10d::OpType type, Tensors results, CommThread::Task task) {
+// Has `begin` start a task of the group, told how it ends.
+template <class Begin>
+CommBackend::WorkPtr CommBackend::start_with(c10d::OpType type, Tensors results, Begin begin) {
   auto work = c10::make_intrusive<BackendWork>(getRank(), type, std::move(results));
-  thread_->start(std::move(task),
-                 [work](std::exception_ptr error) { work->end(std::move(error)); });
+  begin([work](std::exception_ptr error) { work->end(std::move(error)); });
   return work;
+}
+
+CommBackend::WorkPtr CommBackend::start(c10d::OpType type, Tensors results,
+                                        CommThreads::Task task) {
+  return start_with(type, std::move(results), [&](CommThreads::Done done) {
+    threads_->start(std::move(task), std::move(done));
+  });
 }
 
 CommBackend::WorkPtr CommBackend::broadcast(Tensors& tensors,
@@ -143,16 +167,11 @@ CommBackend::WorkPtr CommBackend::alltoall_base(at::Tensor& output, at::Tensor& 
                                                 const c10d::AllToAllOptions&) {
   check(output);
   check(input);
-  const auto equal = [](const std::vector<int64_t>& sizes) {
-    return std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size == sizes[0]; });
-  };
-  TORCH_CHECK(equal(output_sizes) && equal(input_sizes) && input.numel() == output.numel() &&
-                  input.numel() % getSize() == 0,
-              "alltoall_base takes equal parts only");
+  TORCH_CHECK(input.scalar_type() == output.scalar_type(), "alltoall_base of two types");
   return start(c10d::OpType::ALLTOALL_BASE, {output},
-               [out = output, in = input](comm::Communicator& c) {
-                 c.all_to_all(in.data_ptr(), out.data_ptr(),
-                              count_of(in) / static_cast<std::size_t>(c.size()), type_of(in));
+               [out = output, in = input, receive = parts_of(output, output_sizes, getSize()),
+                send = parts_of(input, input_sizes, getSize())](comm::Communicator& c) {
+                 c.all_to_all_v(in.data_ptr(), send, out.data_ptr(), receive, type_of(in));
                });
 }
 
@@ -161,14 +180,20 @@ CommBackend::WorkPtr CommBackend::barrier(const c10d::BarrierOptions&) {
 }
 
 CommBackend::WorkPtr CommBackend::send(Tensors& tensors, int to, int) {
-  return start(c10d::OpType::SEND, {}, [data = only(tensors), to](comm::Communicator& c) {
-    c.send(data.data_ptr(), data.nbytes(), to);
+  return start_with(c10d::OpType::SEND, {}, [&](CommThreads::Done done) {
+    const auto task = [data = only(tensors), to](comm::Communicator& c) {
+      c.send(data.data_ptr(), data.nbytes(), to);
+    };
+    threads_->start_send(to, task, std::move(done));
   });
 }
 
 CommBackend::WorkPtr CommBackend::recv(Tensors& tensors, int from, int) {
-  return start(c10d::OpType::RECV, tensors, [data = only(tensors), from](comm::Communicator& c) {
-    c.recv(data.data_ptr(), data.nbytes(), from);
+  return start_with(c10d::OpType::RECV, tensors, [&](CommThreads::Done done) {
+    const auto task = [data = only(tensors), from](comm::Communicator& c) {
+      c.recv(data.data_ptr(), data.nbytes(), from);
+    };
+    threads_->start_recv(from, task, std::move(done));
   });
 }
 

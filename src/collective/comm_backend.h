@@ -1,5 +1,5 @@
 // A group as a c10d backend, for code that speaks c10d. Operations are asynchronous and run in
-// order on the group's thread; tensors must be contiguous and on the CPU. Sums follow the fixed
+// order on the group's threads; tensors must be contiguous and on the CPU. Sums follow the fixed
 // tree.
 #pragma once
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -14,7 +14,7 @@ namespace tutti::collective {
 
 class CommBackend : public c10d::Backend {
  public:
-  explicit CommBackend(std::shared_ptr<CommThread> thread);
+  explicit CommBackend(std::shared_ptr<CommThreads> threads);
 
   const std::string getBackendName() const override;
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -31,7 +31,6 @@ class CommBackend : public c10d::Backend {
                          const c10d::ReduceScatterOptions& options) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override;
-  // Equal parts only.
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                         std::vector<int64_t>& input_sizes,
                         const c10d::AllToAllOptions& options) override;
@@ -40,9 +39,11 @@ class CommBackend : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
 
  private:
-  WorkPtr start(c10d::OpType type, Tensors results, CommThread::Task task);
+  WorkPtr start(c10d::OpType type, Tensors results, CommThreads::Task task);
+  template <class Begin>
+  WorkPtr start_with(c10d::OpType type, Tensors results, Begin begin);
 
-  std::shared_ptr<CommThread> thread_;
+  std::shared_ptr<CommThreads> threads_;
 };
 
 }  // namespace tutti::collective

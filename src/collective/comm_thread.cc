@@ -7,8 +7,10 @@
 
 namespace tutti::collective {
 
-CommThread::CommThread(std::unique_ptr<comm::Communicator> communicator)
-    : communicator_(std::move(communicator)), thread_([this] { loop(); }) {}
+CommThread::CommThread(std::shared_ptr<comm::Communicator> communicator)
+    : communicator_(std::move(communicator)) {
+  if (communicator_->size() > 1) thread_ = std::thread([this] { loop(); });
+}
 
 CommThread::~CommThread() { finish(); }
 
@@ -28,7 +30,9 @@ void CommThread::start(Task task, Done done) {
       lock.unlock();
       return done(std::make_exception_ptr(WorldError("the group has ended")));
     }
-    jobs_.push_back({std::move(task), std::move(done)});
+    Job job{std::move(task), std::move(done)};
+    if (communicator_->size() == 1) return run(job);
+    jobs_.push_back(std::move(job));
   }
   wake_.notify_one();
 }
@@ -43,15 +47,41 @@ void CommThread::loop() {
       job = std::move(jobs_.front());
       jobs_.pop_front();
     }
-    std::exception_ptr error;
-    try {
-      job.task(*communicator_);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    job.task = nullptr;  // lets go of the tensors before the waiter goes on
-    job.done(error);
+    run(job);
   }
+}
+
+void CommThread::run(Job& job) {
+  std::exception_ptr error;
+  try {
+    job.task(*communicator_);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  job.task = nullptr;  // lets go of the tensors before the waiter goes on
+  job.done(error);
+}
+
+CommThreads::CommThreads(std::unique_ptr<comm::Communicator> communicator)
+    : communicator_(std::move(communicator)), collectives_(communicator_) {}
+
+void CommThreads::start_message(Lane lane, Task task, Done done) {
+  std::unique_lock lock(mutex_);
+  if (finished_) {
+    lock.unlock();
+    return done(std::make_exception_ptr(WorldError("the group has ended")));
+  }
+  CommThread& thread = messages_.try_emplace(lane, communicator_).first->second;
+  thread.start(std::move(task), std::move(done));
+}
+
+void CommThreads::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    finished_ = true;
+  }
+  collectives_.finish();
+  for (auto& [lane, thread] : messages_) thread.finish();
 }
 
 }  // namespace tutti::collective

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collective/backend_communicator.h"
@@ -34,7 +35,13 @@ Milliseconds timeout_of(const GroupOptions& options) {
                        cause));
 }
 
-StorePtr open_store(const GroupOptions& options) {
+}  // namespace
+
+StorePtr open_gloo_store(const GroupOptions& options) {
+  const int least = options.rank == 0 && options.publish ? 0 : 1;
+  if (options.port < least || options.port > 65535)
+    throw ConfigError(
+        std::vector<Violation>{{"port", "", str(options.port), "must be 1 to 65535", ""}});
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<std::uint16_t>(options.port);
   tcp.isServer = options.rank == 0;
@@ -52,6 +59,8 @@ StorePtr open_store(const GroupOptions& options) {
     fail(options, text.substr(0, text.find('\n')));
   }
 }
+
+namespace {
 
 std::string host_name() {
   char name[256] = {};
@@ -113,13 +122,8 @@ c10::intrusive_ptr<c10d::Backend> open_backend(const StorePtr& store, const Grou
 
 }  // namespace
 
-std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options) {
-  const int least = options.rank == 0 && options.publish ? 0 : 1;
-  if (options.port < least || options.port > 65535)
-    throw ConfigError(
-        std::vector<Violation>{{"port", "", str(options.port), "must be 1 to 65535", ""}});
-  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.name + "/" + options.group,
-                                                                open_store(options));
+std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options, StorePtr root) {
+  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.name, std::move(root));
   try {
     auto peers = std::make_shared<LocalPeers>(store, options);
     auto backend = open_backend(store, options);
@@ -137,10 +141,16 @@ std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options) {
 
 namespace tutti::collective {
 
-std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions&) {
+c10::intrusive_ptr<c10d::Store> open_gloo_store(const GroupOptions&) {
   throw ConfigError(
       std::vector<Violation>{{"transport", "", "gloo", "this build has no Gloo",
                               "install libgloo-dev and build again, or use transport: shm"}});
+}
+
+std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options,
+                                              c10::intrusive_ptr<c10d::Store>) {
+  open_gloo_store(options);
+  return nullptr;
 }
 
 }  // namespace tutti::collective

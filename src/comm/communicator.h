@@ -3,7 +3,8 @@
 // Rules for every operation
 //   Order      All ranks of the group call the same operations in the same order with the same
 //              arguments; a rank that does not is named in the error.
-//   Threads    One call at a time per communicator.
+//   Threads    One collective at a time per communicator, and beside it one send a receiver and one
+//              recv a sender.
 //   Deadline   A call that waits longer than `timeout` throws WorldError, which names rank, group,
 //              operation, sequence number and the peers that did not come.
 //   Failure    After a WorldError the group is broken on this rank: buffers hold unspecified
@@ -12,8 +13,11 @@
 //   Bits       Sums are made along reduction_tree.h's tree over the ranks, elementwise; f16 and
 //   bf16
 //              are summed in f32 and rounded once. All ranks get the same bits.
+//   Counts     counts[r] elements are rank r's part; parts lie one after the other in rank order.
+//              Zeros are allowed; `counts` must be alike on all ranks.
 //   Aliasing   Inputs and outputs must not overlap unless it says so.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -46,13 +50,21 @@ class Communicator {
   virtual void broadcast(void* data, std::size_t count, DType type, int root) = 0;
   // In place.
   virtual void all_reduce(void* data, std::size_t count, DType type, Reduce reduce) = 0;
-  // `count` elements of each rank into `out` (size * count), in rank order.
-  virtual void all_gather(const void* in, void* out, std::size_t count, DType type) = 0;
-  // Element-wise reduction of `in` (size * count); rank r gets part r (count) in `out`.
-  virtual void reduce_scatter(const void* in, void* out, std::size_t count, DType type,
-                              Reduce reduce) = 0;
-  // Part r of `in` (size * count) goes to rank r; part r of `out` came from rank r.
-  virtual void all_to_all(const void* in, void* out, std::size_t count, DType type) = 0;
+  // counts[r] elements of every rank r into `out`. `in` may lie in its place there.
+  virtual void all_gather_v(const void* in, void* out, std::span<const std::size_t> counts,
+                            DType type) = 0;
+  // Element-wise reduction of `in` (all parts); rank r gets part r in `out`, which may lie in its
+  // place in `in`.
+  virtual void reduce_scatter_v(const void* in, void* out, std::span<const std::size_t> counts,
+                                DType type, Reduce reduce) = 0;
+  // Part r of `in` goes to rank r; part r of `out` came from rank r. `send_counts[r]` here must be
+  // what `receive_counts` says on rank r of this rank.
+  virtual void all_to_all_v(const void* in, std::span<const std::size_t> send_counts, void* out,
+                            std::span<const std::size_t> receive_counts, DType type) = 0;
+  // The same with `count` elements in every part.
+  void all_gather(const void* in, void* out, std::size_t count, DType type);
+  void reduce_scatter(const void* in, void* out, std::size_t count, DType type, Reduce reduce);
+  void all_to_all(const void* in, void* out, std::size_t count, DType type);
   // Between two ranks, matched in order; not part of the group's common order.
   virtual void send(const void* data, std::size_t bytes, int to) = 0;
   virtual void recv(void* data, std::size_t bytes, int from) = 0;
@@ -64,6 +76,12 @@ class Communicator {
   // f32.
   virtual void tree_all_reduce(std::span<const void* const> nodes, void* out, std::size_t count,
                                DType type, const ReductionPlan& plan) = 0;
+
+  // The same sum cut in parts: this rank's into `out`, which may lie in its place in one of the
+  // nodes. The nodes are unspecified afterwards. The bits are those of tree_all_reduce().
+  virtual void tree_reduce_scatter(std::span<const void* const> nodes, void* out,
+                                   std::span<const std::size_t> counts, DType type,
+                                   const ReductionPlan& plan) = 0;
 
   // Memory that all ranks of the group reach directly: operations on it need no staging copy.
   // Zeroed, aligned to 4096 bytes, freed with the communicator; nullptr when the transport has none
@@ -81,7 +99,7 @@ class Communicator {
  private:
   int rank_, size_;
   std::string group_;
-  double timeout_ = 300;
+  std::atomic<double> timeout_ = 300;
 };
 
 }  // namespace tutti::comm

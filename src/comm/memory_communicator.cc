@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 #include "comm/reduce.h"
@@ -23,6 +24,17 @@ std::uint64_t fingerprint(const ReductionPlan* plan) {
   return hash;
 }
 
+std::size_t sum_of(std::span<const std::size_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
+}
+
+// How many of the elements [first, first + count) a piece of `length` has.
+std::size_t within(std::size_t length, std::size_t first, std::size_t count) {
+  return first < length ? std::min(count, length - first) : 0;
+}
+
+constexpr std::size_t most_sources = max_memory_ranks * 32;
+
 void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
@@ -40,7 +52,7 @@ MemoryCommunicator::MemoryCommunicator(std::shared_ptr<Segment> segment, int ran
 }
 
 void MemoryCommunicator::barrier() {
-  Call call{.operation = Operation::barrier, .piece = {}};
+  Call call{.operation = Operation::barrier};
   run(call);
 }
 
@@ -51,8 +63,8 @@ void MemoryCommunicator::broadcast(void* data, std::size_t count, DType type, in
             .count = count,
             .root = root,
             .out = static_cast<std::byte*>(data),
-            .piece = {}};
-  if (rank() == root) set_pieces(call, data, 1);
+            .nodes = rank() == root ? 1 : 0,
+            .node = {bytes_of(data)}};
   run(call);
 }
 
@@ -63,153 +75,215 @@ void MemoryCommunicator::all_reduce(void* data, std::size_t count, DType type, R
             .reduce = reduce,
             .plan = &ranks_plan_,
             .out = static_cast<std::byte*>(data),
-            .piece = {}};
-  set_pieces(call, data, 1);
+            .nodes = 1,
+            .node = {bytes_of(data)}};
   run(call);
 }
 
-void MemoryCommunicator::all_gather(const void* in, void* out, std::size_t count, DType type) {
+void MemoryCommunicator::all_gather_v(const void* in, void* out,
+                                      std::span<const std::size_t> counts, DType type) {
+  TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
   Call call{.operation = Operation::all_gather,
             .type = type,
-            .count = count,
+            .count = std::ranges::max(counts),
+            .parts = counts,
             .out = static_cast<std::byte*>(out),
-            .piece = {}};
-  set_pieces(call, in, 1);
+            .nodes = 1,
+            .node = {bytes_of(in)}};
   run(call);
 }
 
-void MemoryCommunicator::reduce_scatter(const void* in, void* out, std::size_t count, DType type,
-                                        Reduce reduce) {
+void MemoryCommunicator::reduce_scatter_v(const void* in, void* out,
+                                          std::span<const std::size_t> counts, DType type,
+                                          Reduce reduce) {
+  TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
   Call call{.operation = Operation::reduce_scatter,
             .type = type,
-            .count = count,
+            .count = std::ranges::max(counts),
             .reduce = reduce,
-            .max_pieces = size(),
+            .scatters = true,
+            .parts = counts,
+            .plan = &ranks_plan_,
             .out = static_cast<std::byte*>(out),
-            .piece = {}};
-  set_pieces(call, in, size());
+            .nodes = 1,
+            .node = {bytes_of(in)}};
   run(call);
 }
 
-void MemoryCommunicator::all_to_all(const void* in, void* out, std::size_t count, DType type) {
+void MemoryCommunicator::all_to_all_v(const void* in, std::span<const std::size_t> send_counts,
+                                      void* out, std::span<const std::size_t> receive_counts,
+                                      DType type) {
+  TUTTI_ASSERT(send_counts.size() == n(size()) && receive_counts.size() == n(size()),
+               send_counts.size(), " and ", receive_counts.size(), " counts");
   Call call{.operation = Operation::all_to_all,
             .type = type,
-            .count = count,
-            .max_pieces = size(),
+            .scatters = true,
+            .parts = send_counts,
+            .received = receive_counts,
             .out = static_cast<std::byte*>(out),
-            .piece = {}};
-  set_pieces(call, in, size());
+            .nodes = 1,
+            .node = {bytes_of(in)}};
   run(call);
 }
 
 void MemoryCommunicator::tree_all_reduce(std::span<const void* const> nodes, void* out,
                                          std::size_t count, DType type, const ReductionPlan& plan) {
-  TUTTI_ASSERT(n(size()) == plan.ranges.size(), "plan for ", plan.ranges.size(), " ranks");
-  TUTTI_ASSERT(n(plan.nodes_of(rank())) == nodes.size(), nodes.size(), " nodes");
+  check_nodes(plan, nodes.size());
   Call call{.operation = Operation::tree_all_reduce,
             .type = type,
             .count = count,
-            .max_pieces = plan.max_nodes,
+            .max_nodes = plan.max_nodes,
             .plan = &plan,
             .out = static_cast<std::byte*>(out),
-            .pieces = static_cast<int>(nodes.size()),
-            .piece = {}};
-  std::transform(nodes.begin(), nodes.end(), call.piece.begin(), bytes_of);
+            .nodes = static_cast<int>(nodes.size())};
+  std::ranges::transform(nodes, call.node.begin(), bytes_of);
   run(call);
 }
 
-void MemoryCommunicator::set_pieces(Call& call, const void* data, int pieces) const {
-  call.pieces = pieces;
-  for (int k = 0; k < pieces; ++k)
-    call.piece[n(k)] = bytes_of(data) + n(k) * call.count * size_of(call.type);
+void MemoryCommunicator::tree_reduce_scatter(std::span<const void* const> nodes, void* out,
+                                             std::span<const std::size_t> counts, DType type,
+                                             const ReductionPlan& plan) {
+  check_nodes(plan, nodes.size());
+  TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
+  Call call{.operation = Operation::tree_reduce_scatter,
+            .type = type,
+            .count = std::ranges::max(counts),
+            .max_nodes = plan.max_nodes,
+            .scatters = true,
+            .parts = counts,
+            .plan = &plan,
+            .out = static_cast<std::byte*>(out),
+            .nodes = static_cast<int>(nodes.size())};
+  std::ranges::transform(nodes, call.node.begin(), bytes_of);
+  run(call);
 }
 
+void MemoryCommunicator::check_nodes(const ReductionPlan& plan, std::size_t nodes) const {
+  TUTTI_ASSERT(n(size()) == plan.ranges.size(), "plan for ", plan.ranges.size(), " ranks");
+  TUTTI_ASSERT(n(plan.nodes_of(rank())) == nodes && plan.max_nodes <= max_memory_ranks, nodes,
+               " nodes");
+}
+
+// What all ranks know beforehand, and only that, decides whether a call is eager.
 void MemoryCommunicator::run(Call& call) {
   begin(call);
   ++sequence_;
+  const std::size_t pieces = n(call.max_nodes) * n(pieces_a_node(call));
   stride_ = aligned(call.count * element_);
-  eager_ = n(call.max_pieces) * stride_ <= options_.eager_bytes;
+  eager_ = call.received.empty() && pieces * stride_ <= options_.eager_bytes;
   chunk_begin_ = 0;
-  if (eager_)
-    run_eager(call);
-  else
-    run_in_chunks(call);
+  if (eager_) return run_eager(call);
+  stride_ = options_.chunk_bytes / pieces / 64 * 64;
+  TUTTI_ASSERT(stride_ > 0, pieces, " pieces in chunks of ", options_.chunk_bytes, " bytes");
+  run_in_chunks(call);
 }
 
 // The eager slots alternate, so nobody need wait until all have read: a rank writes the same slot
 // again two calls later, and by then the call between has shown that its peers are done.
 void MemoryCommunicator::run_eager(const Call& call) {
-  copy_in(call, segment_->eager(rank(), sequence_), stride_, 0, call.count);
+  copy_in(call, segment_->eager(rank(), sequence_), 0, call.count);
   post(call, false);
   synchronise();
-  check_peers();
+  check_peers(call);
   work(call, 0, call.count);
 }
 
 void MemoryCommunicator::run_in_chunks(const Call& call) {
-  const std::size_t bytes = call.count * element_;
-  bool in_place = !call.reduces_to_all() || visible(call.out, bytes);
-  for (int k = 0; k < call.pieces; ++k) in_place = in_place && visible(call.piece[n(k)], bytes);
-  stride_ = options_.chunk_bytes / n(call.max_pieces) / 64 * 64;
-  std::size_t size = std::min(stride_ / element_, call.count);
-  if (!in_place) copy_in(call, segment_->stage(rank()), stride_, 0, size);
+  std::byte* const stage = segment_->stage(rank());
+  const bool in_place = all_visible(call);
+  std::size_t size = stride_ / element_;
+  if (!in_place) copy_in(call, stage, 0, size);
   post(call, in_place);
   synchronise();
-  check_peers();
-  if (everybody_in_place()) size = call.count;
+  check_peers(call);
+  const std::size_t longest = longest_piece(call);
+  if (everybody_in_place()) size = longest;
   for (std::size_t first = 0;;) {
-    const std::size_t count = std::min(size, call.count - first);
+    const std::size_t count = std::min(size, longest - first);
     chunk_begin_ = first;
     work(call, first, count);
     synchronise();
     if (!in_place && call.reduces_to_all())
-      copy_bytes(call.out + first * element_, segment_->stage(rank()), count * element_);
+      copy_bytes(call.out + first * element_, stage, count * element_);
     first += count;
-    if (first == call.count) return;
-    if (!in_place)
-      copy_in(call, segment_->stage(rank()), stride_, first, std::min(size, call.count - first));
+    if (first == longest) return;
+    if (!in_place) copy_in(call, stage, first, size);
     synchronise();
   }
 }
 
-void MemoryCommunicator::post(const Call& call, bool in_place) {
-  Posted& mine = posted(rank());
-  current_.sequence = sequence_;
-  current_.plan = fingerprint(call.plan);
-  current_.in_place = in_place;
-  for (int k = 0; k < call.pieces; ++k)
-    current_.location[k] = segment_->to_location(call.piece[n(k)]);
-  current_.out = segment_->to_location(call.out);
-  mine = current_;
+bool MemoryCommunicator::all_visible(const Call& call) const {
+  std::size_t count = call.count;
+  if (call.scatters)
+    count = sum_of(call.parts);
+  else if (!call.parts.empty())
+    count = call.parts[n(rank())];
+  bool all = !call.reduces_to_all() || visible(call.out, count * element_);
+  for (int k = 0; k < call.nodes; ++k) all = all && visible(call.node[n(k)], count * element_);
+  return all;
 }
 
-void MemoryCommunicator::copy_in(const Call& call, std::byte* to, std::size_t stride,
-                                 std::size_t first, std::size_t count) const {
-  for (int k = 0; k < call.pieces; ++k)
-    copy_bytes(to + n(k) * stride, call.piece[n(k)] + first * element_, count * element_);
+std::size_t MemoryCommunicator::longest_piece(const Call& call) const {
+  std::size_t longest = call.count;
+  if (!call.received.empty())
+    for (int peer = 0; peer < size(); ++peer)
+      for (int r = 0; r < size(); ++r) longest = std::max(longest, posted(peer).parts[r]);
+  return longest;
+}
+
+void MemoryCommunicator::post(const Call& call, bool in_place) {
+  current_.plan = fingerprint(call.plan);
+  current_.in_place = in_place;
+  for (int k = 0; k < call.nodes; ++k)
+    current_.location[k] = segment_->to_location(call.node[n(k)]);
+  current_.out = segment_->to_location(call.out);
+  posted(rank()) = current_;
+}
+
+// Elements [first, first + count), as far as they exist, of all pieces that this rank brings.
+void MemoryCommunicator::copy_in(const Call& call, std::byte* to, std::size_t first,
+                                 std::size_t count) const {
+  for (int k = 0; k < call.nodes; ++k) {
+    const std::byte* from = call.node[n(k)];
+    for (int part = 0; part < pieces_a_node(call); ++part, to += stride_) {
+      const std::size_t length = call.scatters        ? call.parts[n(part)]
+                                 : call.parts.empty() ? call.count
+                                                      : call.parts[n(rank())];
+      copy_bytes(to, from + first * element_, within(length, first, count) * element_);
+      from += length * element_;
+    }
+  }
 }
 
 void MemoryCommunicator::work(const Call& call, std::size_t first, std::size_t count) {
-  const auto take = [&](int from, int piece, std::size_t at) {
-    copy_bytes(call.out + (at + first) * element_, source(from, piece, first), count * element_);
-  };
   switch (call.operation) {
+    case Operation::barrier:
+      return;
     case Operation::broadcast:
-      if (rank() != call.root) take(call.root, 0, 0);
+      if (rank() != call.root)
+        copy_bytes(call.out + first * element_, source(call, call.root, 0, 0, first),
+                   count * element_);
       return;
     case Operation::all_gather:
-      for (int peer = 0; peer < size(); ++peer) take(peer, 0, n(peer) * call.count);
-      return;
     case Operation::all_to_all:
-      for (int peer = 0; peer < size(); ++peer) take(peer, rank(), n(peer) * call.count);
-      return;
+      return gather(call, first, count);
     case Operation::reduce_scatter:
-      return reduce_own_piece(call, first, count);
+    case Operation::tree_reduce_scatter:
+      return reduce_own_part(call, first, count);
     case Operation::all_reduce:
     case Operation::tree_all_reduce:
       return reduce_part(call, first, count);
-    default:
-      return;
+  }
+}
+
+void MemoryCommunicator::gather(const Call& call, std::size_t first, std::size_t count) {
+  const auto lengths = call.received.empty() ? call.parts : call.received;
+  std::byte* to = call.out;
+  for (int peer = 0; peer < size(); ++peer) {
+    const std::size_t length = lengths[n(peer)];
+    copy_bytes(to + first * element_, source(call, peer, 0, rank(), first),
+               within(length, first, count) * element_);
+    to += length * element_;
   }
 }
 
@@ -220,13 +294,12 @@ void MemoryCommunicator::reduce_part(const Call& call, std::size_t first, std::s
   const std::size_t each = (count + n(size()) * line - 1) / (n(size()) * line) * line;
   const std::size_t begin = eager_ ? 0 : std::min(count, each * n(rank()));
   const std::size_t end = eager_ ? count : std::min(count, begin + each);
-  constexpr std::size_t most = max_memory_ranks * 32;
-  std::array<const std::byte*, most> sources;
+  std::array<const std::byte*, most_sources> sources;
   std::array<std::byte*, max_memory_ranks> targets;
   std::size_t used = 0;
   for (int peer = 0; peer < size(); ++peer) {
     for (int k = 0; k < call.plan->nodes_of(peer); ++k)
-      sources[used++] = source(peer, k, first) + begin * element_;
+      sources[used++] = source(call, peer, k, 0, first) + begin * element_;
     if (!eager_) targets[n(peer)] = target(peer, first) + begin * element_;
   }
   if (eager_) targets[0] = call.out;
@@ -234,19 +307,26 @@ void MemoryCommunicator::reduce_part(const Call& call, std::size_t first, std::s
                   {targets.data(), eager_ ? 1 : n(size())}, end - begin, call.type, call.reduce);
 }
 
-void MemoryCommunicator::reduce_own_piece(const Call& call, std::size_t first, std::size_t count) {
-  std::array<const std::byte*, max_memory_ranks> sources;
-  for (int peer = 0; peer < size(); ++peer) sources[n(peer)] = source(peer, rank(), first);
+void MemoryCommunicator::reduce_own_part(const Call& call, std::size_t first, std::size_t count) {
+  std::array<const std::byte*, most_sources> sources;
+  std::size_t used = 0;
+  for (int peer = 0; peer < size(); ++peer)
+    for (int k = 0; k < call.plan->nodes_of(peer); ++k)
+      sources[used++] = source(call, peer, k, rank(), first);
   std::byte* const target = call.out + first * element_;
-  reduce_elements(ranks_plan_.steps, {sources.data(), n(size())}, {&target, 1}, count, call.type,
-                  call.reduce);
+  reduce_elements(call.plan->steps, {sources.data(), used}, {&target, 1},
+                  within(call.parts[n(rank())], first, count), call.type, call.reduce);
 }
 
-const std::byte* MemoryCommunicator::source(int peer, int piece, std::size_t first) const {
-  if (eager_) return segment_->eager(peer, sequence_) + n(piece) * stride_ + first * element_;
+const std::byte* MemoryCommunicator::source(const Call& call, int peer, int node, int part,
+                                            std::size_t first) const {
+  if (!call.scatters) part = 0;
+  const std::size_t staged = n(node * pieces_a_node(call) + part) * stride_;
+  if (eager_) return segment_->eager(peer, sequence_) + staged + first * element_;
   const Posted& theirs = posted(peer);
-  if (theirs.in_place) return segment_->from_location(theirs.location[piece]) + first * element_;
-  return segment_->stage(peer) + n(piece) * stride_ + (first - chunk_begin_) * element_;
+  if (!theirs.in_place) return segment_->stage(peer) + staged + (first - chunk_begin_) * element_;
+  const std::size_t before = sum_of({theirs.parts, n(part)});
+  return segment_->from_location(theirs.location[node]) + (before + first) * element_;
 }
 
 std::byte* MemoryCommunicator::target(int peer, std::size_t first) const {
@@ -256,48 +336,13 @@ std::byte* MemoryCommunicator::target(int peer, std::size_t first) const {
 }
 
 bool MemoryCommunicator::visible(const void* data, std::size_t bytes) const {
-  return (threads_ && !options_.force_staging) || segment_->holds(data, bytes);
+  return bytes == 0 || (threads_ && !options_.force_staging) || segment_->holds(data, bytes);
 }
 
 bool MemoryCommunicator::everybody_in_place() {
   for (int peer = 0; peer < size(); ++peer)
     if (!posted(peer).in_place) return false;
   return true;
-}
-
-void MemoryCommunicator::send(const void* data, std::size_t bytes, int to) {
-  TUTTI_ASSERT(0 <= to && to < size() && to != rank(), "send to ", to);
-  begin({.operation = Operation::send, .count = bytes, .piece = {}}, to);
-  RankBlock& mine = own();
-  std::uint32_t sent = mine.sent[to].load();
-  auto& received = segment_->rank(to).received[rank()];
-  const auto put = [&](const void* from, std::size_t size) {
-    wait_for(to, received, sent - 1);  // one of the two chunks is free
-    std::memcpy(segment_->message(rank(), to, sent), from, size);
-    publish(mine, mine.sent[to], ++sent);
-  };
-  const std::uint64_t header = bytes;
-  put(&header, sizeof header);
-  for (std::size_t first = 0; first < bytes; first += Segment::message_chunk)
-    put(bytes_of(data) + first, std::min(bytes - first, Segment::message_chunk));
-}
-
-void MemoryCommunicator::recv(void* data, std::size_t bytes, int from) {
-  TUTTI_ASSERT(0 <= from && from < size() && from != rank(), "recv from ", from);
-  begin({.operation = Operation::recv, .count = bytes, .piece = {}}, from);
-  RankBlock& mine = own();
-  std::uint32_t received = mine.received[from].load();
-  auto& sent = segment_->rank(from).sent[rank()];
-  const auto take = [&](void* to, std::size_t size) {
-    wait_for(from, sent, received + 1);
-    std::memcpy(to, segment_->message(from, rank(), received), size);
-    publish(mine, mine.received[from], ++received);
-  };
-  std::uint64_t announced = 0;
-  take(&announced, sizeof announced);
-  if (announced != bytes) fail(str("rank ", from, " sends ", announced, " bytes"));
-  for (std::size_t first = 0; first < bytes; first += Segment::message_chunk)
-    take(static_cast<std::byte*>(data) + first, std::min(bytes - first, Segment::message_chunk));
 }
 
 void* MemoryCommunicator::allocate_shared(std::size_t bytes) {

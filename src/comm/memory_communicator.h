@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,14 +21,19 @@ class MemoryCommunicator : public Communicator {
   void barrier() override;
   void broadcast(void* data, std::size_t count, DType type, int root) override;
   void all_reduce(void* data, std::size_t count, DType type, Reduce reduce) override;
-  void all_gather(const void* in, void* out, std::size_t count, DType type) override;
-  void reduce_scatter(const void* in, void* out, std::size_t count, DType type,
-                      Reduce reduce) override;
-  void all_to_all(const void* in, void* out, std::size_t count, DType type) override;
+  void all_gather_v(const void* in, void* out, std::span<const std::size_t> counts,
+                    DType type) override;
+  void reduce_scatter_v(const void* in, void* out, std::span<const std::size_t> counts, DType type,
+                        Reduce reduce) override;
+  void all_to_all_v(const void* in, std::span<const std::size_t> send_counts, void* out,
+                    std::span<const std::size_t> receive_counts, DType type) override;
   void send(const void* data, std::size_t bytes, int to) override;
   void recv(void* data, std::size_t bytes, int from) override;
   void tree_all_reduce(std::span<const void* const> nodes, void* out, std::size_t count, DType type,
                        const ReductionPlan& plan) override;
+  void tree_reduce_scatter(std::span<const void* const> nodes, void* out,
+                           std::span<const std::size_t> counts, DType type,
+                           const ReductionPlan& plan) override;
   void* allocate_shared(std::size_t bytes) override;
   void abort(const std::string& reason) override;
 
@@ -43,54 +49,71 @@ class MemoryCommunicator : public Communicator {
     reduce_scatter,
     all_to_all,
     tree_all_reduce,
-    send,
-    recv
+    tree_reduce_scatter
   };
 
+  // A rank brings buffers ("nodes"), each whole or in one part a rank. What moves in one go, a
+  // piece, is a part of a node, or the node.
   struct Call {
     Operation operation;
     DType type = DType::u8;
-    std::size_t count = 0;  // elements a piece
+    std::size_t count = 0;  // of the longest piece; of all_to_all_v 0, as no rank knows it
     Reduce reduce = Reduce::sum;
     int root = 0;
-    int max_pieces = 1;                   // the most that any rank brings
-    const ReductionPlan* plan = nullptr;  // of reductions to all
+    int max_nodes = 1;                           // the most that any rank brings
+    bool scatters = false;                       // whether nodes are in parts
+    std::span<const std::size_t> parts = {};     // counts, also of all_gather_v
+    std::span<const std::size_t> received = {};  // counts of all_to_all_v
+    const ReductionPlan* plan = nullptr;         // of sums
     std::byte* out = nullptr;
-    int pieces = 0;  // what this rank brings
-    std::array<const std::byte*, max_memory_ranks> piece;
+    int nodes = 0;  // what this rank brings
+    std::array<const std::byte*, max_memory_ranks> node = {};
 
-    bool reduces_to_all() const { return plan != nullptr; }
+    bool reduces_to_all() const { return plan != nullptr && !scatters; }
+  };
+  // A send or recv.
+  struct Message {
+    bool to;
+    int peer;
+    std::size_t bytes;
   };
 
-  void set_pieces(Call& call, const void* data, int pieces) const;
+  void check_nodes(const ReductionPlan& plan, std::size_t nodes) const;
   void run(Call& call);
   void run_eager(const Call& call);
   void run_in_chunks(const Call& call);
+  bool all_visible(const Call& call) const;
+  std::size_t longest_piece(const Call& call) const;
   void post(const Call& call, bool in_place);
-  void copy_in(const Call& call, std::byte* to, std::size_t stride, std::size_t first,
-               std::size_t count) const;
-  // What all ranks do with elements [first, first + count) once these lie ready.
+  void copy_in(const Call& call, std::byte* to, std::size_t first, std::size_t count) const;
+  // What all ranks do with elements [first, first + count) of each piece once these lie ready.
   void work(const Call& call, std::size_t first, std::size_t count);
+  void gather(const Call& call, std::size_t first, std::size_t count);
   void reduce_part(const Call& call, std::size_t first, std::size_t count);
-  void reduce_own_piece(const Call& call, std::size_t first, std::size_t count);
-  const std::byte* source(int rank, int piece, std::size_t first) const;
+  void reduce_own_part(const Call& call, std::size_t first, std::size_t count);
+  // Element `first` of a node, or of its part `part` when the call scatters.
+  const std::byte* source(const Call& call, int rank, int node, int part, std::size_t first) const;
   std::byte* target(int rank, std::size_t first) const;
+  int pieces_a_node(const Call& call) const { return call.scatters ? size() : 1; }
 
   void synchronise();
-  void check_peers();
+  void check_peers(const Call& call);
   bool visible(const void* data, std::size_t bytes) const;
   bool everybody_in_place();
 
-  // Waits until `counter` of `peer` has reached `target`.
-  void wait_for(int peer, std::atomic<std::uint32_t>& counter, std::uint32_t target);
+  // Waits until `counter` of `peer` has reached `target`, for the current call or for a message.
+  void wait_for(const Message* message, int peer, std::atomic<std::uint32_t>& counter,
+                std::uint32_t target);
   // Throws when the group is aborted, a peer has ended without `arrived()`, or the time is over.
   template <class Arrived>
-  void check_world(int peer, double started, Arrived arrived);
+  void check_world(const Message* message, int peer, double started, Arrived arrived);
   Posted& posted(int rank) const { return segment_->rank(rank).posted[sequence_ & 1]; }
   RankBlock& own() const { return segment_->rank(rank()); }
-  void begin(const Call& call, int peer = -1);
-  [[noreturn]] void fail(const std::string& cause);
+  void begin(const Call& call);
+  void begin(const Message& message);
+  [[noreturn]] void fail(const Message* message, const std::string& cause);
   std::string describe(const Posted& posted) const;
+  static std::string describe(const Message& message);
 
   std::shared_ptr<Segment> segment_;
   MemoryOptions options_;
@@ -99,11 +122,10 @@ class MemoryCommunicator : public Communicator {
   std::vector<ProcessWatch> processes_;
   std::uint64_t sequence_ = 0;
   std::uint32_t phase_ = 0;
-  std::string broken_;  // why, once an operation has failed
+  std::string broken_;  // why, once a collective has failed
 
-  // Of the current call, for its errors and for source().
+  // Of the current collective, for its errors and for source().
   Posted current_{};
-  int current_peer_ = -1;
   bool eager_ = false;
   std::size_t element_ = 1, stride_ = 0, chunk_begin_ = 0;
 };

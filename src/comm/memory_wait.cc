@@ -13,9 +13,9 @@ namespace {
 constexpr double nap = 0.1;  // seconds between two looks at the world
 
 const char* operation_name(int operation) {
-  constexpr const char* names[] = {"barrier",         "broadcast",      "all_reduce",
-                                   "all_gather",      "reduce_scatter", "all_to_all",
-                                   "tree_all_reduce", "send",           "recv"};
+  constexpr const char* names[] = {"barrier",         "broadcast",          "all_reduce",
+                                   "all_gather",      "reduce_scatter",     "all_to_all",
+                                   "tree_all_reduce", "tree_reduce_scatter"};
   return names[operation];
 }
 
@@ -37,7 +37,7 @@ bool same_call(const Posted& a, const Posted& b) {
 
 }  // namespace
 
-void MemoryCommunicator::begin(const Call& call, int peer) {
+void MemoryCommunicator::begin(const Call& call) {
   if (!broken_.empty()) throw WorldError(broken_);
   element_ = size_of(call.type);
   current_.sequence = sequence_ + 1;
@@ -46,45 +46,56 @@ void MemoryCommunicator::begin(const Call& call, int peer) {
   current_.count = call.count;
   current_.reduce = static_cast<std::int32_t>(call.reduce);
   current_.root = call.root;
-  current_peer_ = peer;
+  std::ranges::fill(current_.parts, 0);
+  std::ranges::copy(call.parts, current_.parts);
+  if (segment_->group().aborted.load() == 2) fail(nullptr, segment_->group().reason);
 }
 
 void MemoryCommunicator::synchronise() {
   publish(own(), own().phase, ++phase_);
   for (int step = 1; step < size(); ++step) {
     const int peer = (rank() + step) % size();
-    wait_for(peer, segment_->rank(peer).phase, phase_);
+    wait_for(nullptr, peer, segment_->rank(peer).phase, phase_);
   }
 }
 
-void MemoryCommunicator::check_peers() {
+void MemoryCommunicator::check_peers(const Call& call) {
+  const auto same_parts = [&](const Posted& theirs) {
+    return !call.received.empty() || std::ranges::equal(theirs.parts, current_.parts);
+  };
   for (int peer = 0; peer < size(); ++peer)
-    if (!same_call(posted(peer), current_))
-      fail(str("rank ", peer, " called ", describe(posted(peer)),
-               "; all ranks must make the same calls in the same order"));
+    if (!same_call(posted(peer), current_) || !same_parts(posted(peer)))
+      fail(nullptr, str("rank ", peer, " called ", describe(posted(peer)),
+                        "; all ranks must make the same calls in the same order"));
+  if (call.received.empty()) return;
+  for (int peer = 0; peer < size(); ++peer)
+    if (posted(peer).parts[rank()] != call.received[static_cast<std::size_t>(peer)])
+      fail(nullptr,
+           str("rank ", peer, " sends ", posted(peer).parts[rank()], " elements here, where ",
+               call.received[static_cast<std::size_t>(peer)], " are expected"));
 }
 
 template <class Arrived>
-void MemoryCommunicator::check_world(int peer, double started, Arrived arrived) {
+void MemoryCommunicator::check_world(const Message* message, int peer, double started,
+                                     Arrived arrived) {
   GroupBlock& group = segment_->group();
-  if (group.aborted.load() == 2) fail(group.reason);
-  const bool alone = current_peer_ >= 0;  // send and recv depend on one peer only
+  if (group.aborted.load() == 2) fail(message, group.reason);
   const auto late = [&](int r) {
     if (r == rank()) return false;
-    return alone ? r == peer && !arrived() : !reached(segment_->rank(r).phase.load(), phase_);
+    return message ? r == peer && !arrived() : !reached(segment_->rank(r).phase.load(), phase_);
   };
   for (int r = 0; r < static_cast<int>(processes_.size()); ++r)
     if (late(r) && processes_[static_cast<std::size_t>(r)].ended() && late(r))
-      fail(str("rank ", r, " (process ", segment_->rank(r).process.load(), ") has ended"));
+      fail(message, str("rank ", r, " (process ", segment_->rank(r).process.load(), ") has ended"));
   if (real_clock().now() - started < timeout()) return;
   std::string text;
   for (int r = 0; r < size(); ++r)
     if (late(r)) text += str(text.empty() ? "rank " : ", rank ", r);
-  if (!text.empty()) fail(str(text, " did not come within ", timeout(), " s"));
+  if (!text.empty()) fail(message, str(text, " did not come within ", timeout(), " s"));
 }
 
-void MemoryCommunicator::wait_for(int peer, std::atomic<std::uint32_t>& counter,
-                                  std::uint32_t target) {
+void MemoryCommunicator::wait_for(const Message* message, int peer,
+                                  std::atomic<std::uint32_t>& counter, std::uint32_t target) {
   const auto arrived = [&] { return reached(counter.load(), target); };
   if (arrived()) return;
   const double started = real_clock().now();
@@ -100,16 +111,18 @@ void MemoryCommunicator::wait_for(int peer, std::atomic<std::uint32_t>& counter,
     const double left = started + timeout() - real_clock().now();
     sleep_on(segment_->rank(peer), counter, seen, std::clamp(left, 0.0, nap));
     if (arrived()) return;
-    check_world(peer, started, arrived);
+    check_world(message, peer, started, arrived);
   }
 }
 
 // Broken from now on, and so are the peers: they cannot go on without this rank.
-void MemoryCommunicator::fail(const std::string& cause) {
-  broken_ = str(transport(), " group '", group(), "', rank ", rank(), " of ", size(), ", ",
-                describe(current_), ": ", cause);
+void MemoryCommunicator::fail(const Message* message, const std::string& cause) {
+  const std::string text =
+      str(transport(), " group '", group(), "', rank ", rank(), " of ", size(), ", ",
+          message ? describe(*message) : describe(current_), ": ", cause);
   abort(str("rank ", rank(), " failed: ", cause));
-  throw WorldError(broken_);
+  if (!message) broken_ = text;
+  throw WorldError(text);
 }
 
 void MemoryCommunicator::abort(const std::string& reason) {
@@ -124,13 +137,13 @@ void MemoryCommunicator::abort(const std::string& reason) {
 
 std::string MemoryCommunicator::describe(const Posted& call) const {
   const auto operation = static_cast<Operation>(call.operation);
-  std::string text = operation_name(call.operation);
-  if (operation == Operation::send || operation == Operation::recv)
-    return str(text, operation == Operation::send ? " to" : " from", " rank ", current_peer_, " (",
-               call.count, " bytes)");
-  text += str(" #", call.sequence);
+  std::string text = str(operation_name(call.operation), " #", call.sequence);
   if (operation == Operation::barrier) return text;
-  text += str(" (", name_of(static_cast<DType>(call.type)), " x ", call.count);
+  text += str(" (", name_of(static_cast<DType>(call.type)), " x ");
+  const bool in_parts = operation != Operation::broadcast && operation != Operation::all_reduce &&
+                        operation != Operation::tree_all_reduce;
+  if (!in_parts) text += str(call.count);
+  for (int r = 0; in_parts && r < size(); ++r) text += str(r ? "+" : "", call.parts[r]);
   if (operation == Operation::broadcast) text += str(", root ", call.root);
   if (operation == Operation::all_reduce || operation == Operation::reduce_scatter) {
     constexpr const char* names[] = {"sum", "max", "min"};

@@ -16,8 +16,9 @@ struct Posted {
   std::uint64_t sequence, count, plan;  // plan: a fingerprint of the reduction plan
   std::int32_t operation, type, reduce, root;
   std::int32_t in_place;                     // peers may use location[] and out
-  std::uint64_t location[max_memory_ranks];  // of the pieces, relative to the segment
+  std::uint64_t location[max_memory_ranks];  // of what it brings, relative to the segment
   std::uint64_t out;
+  std::uint64_t parts[max_memory_ranks];  // counts of the parts (all_to_all: of those it sends)
 };
 
 struct alignas(64) RankBlock {

@@ -1,0 +1,154 @@
+// How groups come to be: the ranks of a job, threads of one process, and parts of either.
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/fs.h"
+#include "base/hash.h"
+#include "collective/comm_thread.h"
+#include "collective/gloo.h"
+#include "collective/group.h"
+#include "comm/memory_group.h"
+
+namespace tutti::collective {
+namespace {
+
+// "tensor (ranks 1, 3)"; long lists are cut.
+std::string label_of(const std::string& name, const std::vector<int>& members) {
+  std::string text = str(name, members.size() == 1 ? " (rank " : " (ranks ");
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    if (members.size() > 8 && i == 4) text += ", ...", i = members.size() - 1;
+    text += str(i ? ", " : "", members[i]);
+  }
+  return text + ")";
+}
+
+// Alike for processes that can share memory: one boot of one machine, one network namespace (their
+// meeting place) and one user.
+std::int64_t host_id() {
+  std::array<char, 256> name{}, space{};
+  gethostname(name.data(), name.size() - 1);
+  [[maybe_unused]] const auto n = readlink("/proc/self/ns/net", space.data(), space.size() - 1);
+  std::string boot;
+  try {
+    boot = read_file("/proc/sys/kernel/random/boot_id");
+  } catch (const WorldError&) {  // the host's name must do
+  }
+  return static_cast<std::int64_t>(
+      hash64(str(name.data(), "/", space.data(), "/", boot, "/", getuid())));
+}
+
+std::unique_ptr<comm::Communicator> join_memory(const GroupOptions& options) {
+  comm::MemoryOptions memory;
+  memory.group = options.group;
+  memory.timeout = options.timeout;
+  return comm::join_shm(options.name, options.rank, options.size, memory);
+}
+
+// What the thread ranks of a process share to make subgroups: the first of a subgroup's members to
+// come makes it for all.
+class ThreadHub {
+ public:
+  std::unique_ptr<comm::Communicator> join(const Group::Meeting& meeting) {
+    const std::lock_guard lock(mutex_);
+    auto& members = waiting_[meeting.key];
+    if (members.empty()) members = comm::make_thread_group(meeting.size, {.group = meeting.name});
+    auto mine = std::move(members[static_cast<std::size_t>(meeting.rank)]);
+    if (std::ranges::none_of(members, [](const auto& member) { return member != nullptr; }))
+      waiting_.erase(meeting.key);
+    return mine;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::vector<std::unique_ptr<comm::Communicator>>> waiting_;
+};
+
+}  // namespace
+
+// All ranks tell each other whom they expect, so that lists that differ are named at once.
+std::shared_ptr<Group> Group::subgroup(const std::vector<int>& members, const std::string& name) {
+  TUTTI_ASSERT(meet_, "group '", this->name(), "' makes no subgroups");
+  const auto me = std::ranges::find(members, rank());
+  TUTTI_ASSERT(me != members.end(), "rank ", rank(), " is not in the subgroup it asks for");
+  const std::string label = label_of(name, members);
+  std::string list;
+  for (const int member : members) list += str(member, " ");
+  const std::string key = str(++subgroups_made_, "/", name, "/", list);
+  const std::vector<std::int64_t> mine{static_cast<std::int64_t>(hash64(key)), host_id()};
+  const at::Tensor all = all_gather(at::tensor(mine, at::kLong));
+  bool one_host = true;
+  for (const int member : members) {
+    TUTTI_ASSERT(0 <= member && member < size() && std::ranges::count(members, member) == 1,
+                 "member ", member);
+    const auto* theirs = all.const_data_ptr<std::int64_t>() + 2 * member;
+    if (theirs[0] != mine[0])
+      throw WorldError(str("group '", this->name(), "', rank ", rank(), ": rank ", member,
+                           " does not ask for the subgroup '", label, "'"));
+    one_host = one_host && theirs[1] == mine[1];
+  }
+  const Meeting meeting{static_cast<int>(me - members.begin()), static_cast<int>(members.size()),
+                        one_host, label, key};
+  auto group = std::make_shared<Group>(
+      meeting.size == 1 ? std::move(comm::make_thread_group(1, {.group = label})[0])
+                        : meet_(meeting));
+  const std::lock_guard lock(mutex_);
+  subgroups_.push_back(group);
+  return group;
+}
+
+void Group::abort(const std::string& reason) {
+  std::vector<std::shared_ptr<Group>> subgroups;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& group : subgroups_)
+      if (auto alive = group.lock()) subgroups.push_back(std::move(alive));
+  }
+  for (const auto& group : subgroups) group->abort(reason);
+  threads_->communicator().abort(reason);
+}
+
+std::shared_ptr<Group> make_group(const GroupOptions& asked) {
+  GroupOptions options = asked;
+  options.name += "/" + options.group;
+  const std::string& transport = options.transport;
+  if (transport != "auto" && transport != "shm" && transport != "gloo")
+    throw ConfigError(
+        std::vector<Violation>{{"transport", "", transport, "must be one of auto, shm, gloo", ""}});
+  c10::intrusive_ptr<c10d::Store> store;
+  if (transport == "gloo" || (transport == "auto" && options.local_size != options.size))
+    store = open_gloo_store(options);
+  const auto join = [store](const GroupOptions& which, bool one_host) {
+    const bool shm = which.transport == "shm" || (which.transport == "auto" && one_host);
+    return shm ? join_memory(which) : join_gloo(which, store);
+  };
+  const auto meet = [options, join](const Group::Meeting& meeting) {
+    GroupOptions part = options;
+    part.rank = meeting.rank;
+    part.size = meeting.size;
+    part.group = meeting.name;
+    part.name += "/" + meeting.key;
+    return join(part, meeting.one_host);
+  };
+  return std::make_shared<Group>(join(options, options.local_size == options.size), meet);
+}
+
+std::vector<std::shared_ptr<Group>> make_thread_groups(int size) {
+  const auto hub = std::make_shared<ThreadHub>();
+  std::vector<std::shared_ptr<Group>> groups;
+  for (auto& communicator : comm::make_thread_group(size))
+    groups.push_back(std::make_shared<Group>(
+        std::move(communicator),
+        [hub](const Group::Meeting& meeting) { return hub->join(meeting); }));
+  return groups;
+}
+
+}  // namespace tutti::collective
