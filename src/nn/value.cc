@@ -124,6 +124,7 @@ Value norm_heads(const Value& qkv, const Heads& heads, const torch::Tensor& quer
     refuse("norm of heads", "it needs whole heads", qkv.type);
   sum_if_cut(qkv.type, query_weight);
   sum_if_cut(qkv.type, key_weight);
+  if (heads.heads == 0) return qkv;
   return with(qkv, norm_heads(qkv.tensor, heads, query_weight, key_weight, eps));
 }
 
@@ -131,6 +132,9 @@ Value attention(const Value& qkv, AttentionCall call) {
   if (qkv.type.kind != Kind::replicate && !is_shard(qkv.type, 1))
     refuse("attention", "it needs whole heads of all tokens", qkv.type);
   call.qkv = qkv.tensor;
+  // Fewer heads than ranks: this one has none, but the context's collectives are all of its peers',
+  // who have none either.
+  if (call.heads.heads == 0) return with(qkv, qkv.tensor.narrow(1, 0, 0));
   return with(qkv, spread().attention(call));
 }
 
