@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 
 #include "base/error.h"
+#include "nn/deferred.h"
 #include "nn/destination.h"
 #include "nn/gemm.h"
 #include "nn/kernels.h"
@@ -161,8 +162,16 @@ torch::Tensor linear(const torch::Tensor& x, const std::vector<Projection>& proj
     record({y}, inputs, "linear", [x = x.detach(), projections, wants_input](Tensors&& gradients) {
       const torch::Tensor dy = gradients[0].contiguous();
       Tensors results{torch::Tensor()};
-      for (auto& g : weight_gradients(x, dy, projections)) results.push_back(g);
-      for (auto& g : bias_gradients(dy, projections)) results.push_back(g);
+      if (WeightWork* later = weight_work()) {
+        later->add([x, dy, projections] {
+          weight_gradients(x, dy, projections);
+          bias_gradients(dy, projections);
+        });
+        results.resize(1 + 2 * projections.size());
+      } else {
+        for (auto& g : weight_gradients(x, dy, projections)) results.push_back(g);
+        for (auto& g : bias_gradients(dy, projections)) results.push_back(g);
+      }
       if (wants_input) results[0] = input_gradient(dy, projections, x.size(1));
       return results;
     });

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "nn/hugging_face.h"
+#include "nn/spread.h"
 #include "recipe/show.h"
 
 namespace tutti::train {
@@ -17,9 +18,23 @@ LanguageTask::LanguageTask(std::shared_ptr<nn::LanguageModel> model, const recip
 }
 
 parallel::Loss LanguageTask::loss(const parallel::Batch& batch) {
-  nn::TokenBatch tokens{batch[0], batch[1], batch.size() > 2 ? batch[2] : torch::Tensor()};
-  nn::Loss loss = model_->loss(tokens);
-  return {loss.sum, static_cast<double>(loss.tokens)};
+  return run_stage({0, layers()}, {}, batch).loss;
+}
+
+parallel::StagedTask::Output LanguageTask::run_stage(const nn::Stage& stage,
+                                                     const torch::Tensor& in,
+                                                     const parallel::Batch& batch) {
+  const nn::TokenBatch tokens{batch[0], batch[1], batch.size() > 2 ? batch[2] : torch::Tensor()};
+  const nn::StageOutput out = model_->run_stage(stage, in, tokens);
+  return {out.activation, {out.loss.sum, static_cast<double>(out.loss.tokens)}};
+}
+
+std::vector<std::int64_t> LanguageTask::activation_shape(const parallel::Batch& batch) const {
+  const torch::Tensor positions = nn::spread().positions(batch[0].size(1));
+  const std::int64_t here = positions.defined() ? positions.size(0) : batch[0].size(1);
+  const std::int64_t tokens = batch[0].size(0) * here;
+  const bool cut = nn::spread().stream() == nn::Type::shard(0);
+  return {cut ? nn::spread().rows(tokens).size : tokens, model_->config().embed};
 }
 
 double LanguageTask::flops_per_sample() const {

@@ -5,19 +5,27 @@
 #include "checkpoint/loader.h"
 #include "data/sampler.h"
 #include "nn/model.h"
-#include "parallel/engine.h"
+#include "parallel/staged_task.h"
 #include "recipe/recipe.h"
 #include "train/samples.h"
 
 namespace tutti::train {
 
 // Batches are {inputs, targets[, documents]} as nn::TokenBatch has them.
-class LanguageTask : public parallel::Task {
+class LanguageTask : public parallel::StagedTask {
  public:
   LanguageTask(std::shared_ptr<nn::LanguageModel> model, const recipe::Recipe& recipe);
   torch::nn::Module& module() override { return *model_; }
   nn::LanguageModel& model() { return *model_; }
   parallel::Loss loss(const parallel::Batch& batch) override;
+  std::int64_t layers() const override { return model_->config().layers; }
+  Output run_stage(const nn::Stage& stage, const torch::Tensor& in,
+                   const parallel::Batch& batch) override;
+  bool in_stage(const nn::Stage& stage, const std::string& parameter) const override {
+    return model_->in_stage(stage, parameter);
+  }
+  std::vector<std::int64_t> activation_shape(const parallel::Batch& batch) const override;
+  parallel::Axes axes() const override { return {model_->axes(), model_->grains()}; }
   double flops_per_sample() const override;
   std::string description() const override;  // the recipe's group "model"
   bool input_first(const std::string& parameter) const override;

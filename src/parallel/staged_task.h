@@ -1,0 +1,29 @@
+// A task whose model runs in stages, one after another: what a pipeline needs of it.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "nn/model.h"
+#include "parallel/cut.h"
+#include "parallel/engine.h"
+
+namespace tutti::parallel {
+
+class StagedTask : public Task {
+ public:
+  struct Output {
+    torch::Tensor activation;  // what the next stage is given; undefined after the last
+    Loss loss;                 // after the last
+  };
+  virtual std::int64_t layers() const = 0;
+  // Forward pass of a stage. Every stage is given the whole micro-batch; `in` is undefined for the
+  // first. Running the stages in turn is loss(), bit for bit.
+  virtual Output run_stage(const nn::Stage& stage, const torch::Tensor& in, const Batch& batch) = 0;
+  virtual bool in_stage(const nn::Stage& stage, const std::string& parameter) const = 0;
+  // Of the activation between any two stages, for this micro-batch and this rank.
+  virtual std::vector<std::int64_t> activation_shape(const Batch& batch) const = 0;
+  virtual Axes axes() const = 0;
+};
+
+}  // namespace tutti::parallel
