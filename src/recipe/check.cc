@@ -99,6 +99,45 @@ void check_heads(const Recipe& r, Rules& rules) {
                 str("must be model.embed / model.heads in the gpt2 family"), "remove it");
 }
 
+void check_groups(const Moe& m, Rules& rules) {
+  const bool even = m.experts % m.groups == 0;
+  rules.require(even, {"model.moe.groups", "model.moe.experts"}, m.groups,
+                str("must divide model.moe.experts = ", m.experts),
+                str("nearest are ", nearest_divisors(m.experts, m.groups)));
+  const bool within = m.groups_per_token <= m.groups;
+  rules.require(within, {"model.moe.groups_per_token", "model.moe.groups"}, m.groups_per_token,
+                str("must not be above model.moe.groups = ", m.groups),
+                str("the nearest is ", m.groups));
+  if (!even || !within) return;
+  const std::int64_t group = m.experts / m.groups, reachable = group * m.groups_per_token;
+  rules.require(m.groups == 1 || group > 1, {"model.moe.groups", "model.moe.experts"}, m.groups,
+                "must leave at least two experts a group: its best two say how good it is",
+                str("nearest are ", nearest_divisors(m.experts, m.experts / 2)));
+  rules.require(m.experts_per_token <= reachable,
+                {"model.moe.experts_per_token", "model.moe.experts", "model.moe.groups",
+                 "model.moe.groups_per_token"},
+                m.experts_per_token,
+                str("must not be above the ", reachable, " experts that a token may go to"),
+                str("the nearest is ", reachable));
+}
+
+void check_experts(const Recipe& r, Rules& rules) {
+  const Moe& m = r.model.moe;
+  rules.require(!r.model.qk_norm_whole || r.model.qk_norm, {"model.qk_norm_whole", "model.qk_norm"},
+                "on", "needs model.qk_norm: on", "set model.qk_norm: on, or remove it");
+  if (m.experts == 0) return;
+  rules.require(r.model.family != "gpt2", {"model.moe.experts", "model.family"}, m.experts,
+                "must be 0 in the gpt2 family", "remove it, or use model.family llama");
+  check_groups(m, rules);
+  rules.require(
+      m.dense_layers < r.model.layers, {"model.moe.dense_layers", "model.layers"}, m.dense_layers,
+      str("must be below model.layers = ", r.model.layers),
+      str("the nearest is ", r.model.layers - 1, "; model.moe.experts: 0 makes all layers dense"));
+  rules.require(!m.shared_gate || m.shared_experts > 0,
+                {"model.moe.shared_gate", "model.moe.shared_experts"}, "on",
+                "needs model.moe.shared_experts", "set model.moe.shared_experts, or remove it");
+}
+
 void check_model(const Recipe& r, Rules& rules) {
   const Model& m = r.model;
   if (!m.from.empty()) {
@@ -109,6 +148,7 @@ void check_model(const Recipe& r, Rules& rules) {
     return;
   }
   check_heads(r, rules);
+  check_experts(r, rules);
   rules.require(m.context == 0 || m.context >= r.data.sequence, {"model.context", "data.sequence"},
                 m.context, str("must not be below data.sequence = ", r.data.sequence),
                 str("the nearest is ", r.data.sequence));
@@ -219,7 +259,19 @@ const std::vector<std::string>& shape_fields() {
                               "model.rope_scaling.original_context",
                               "model.tied",
                               "model.qkv_bias",
-                              "model.qk_norm"};
+                              "model.qk_norm",
+                              "model.qk_norm_whole",
+                              "model.moe.experts",
+                              "model.moe.experts_per_token",
+                              "model.moe.expert_mlp",
+                              "model.moe.shared_experts",
+                              "model.moe.shared_gate",
+                              "model.moe.dense_layers",
+                              "model.moe.router",
+                              "model.moe.normalise",
+                              "model.moe.router_scale",
+                              "model.moe.groups",
+                              "model.moe.groups_per_token"};
   return names;
 }
 

@@ -1,5 +1,6 @@
 // Options without effect: said, not refused, so that one may switch a recipe back and forth.
 #include "recipe/check.h"
+#include "recipe/fields.h"
 #include "recipe/quantity.h"
 
 namespace tutti::recipe {
@@ -29,7 +30,8 @@ void note_model(const Model& m, Notes& notes) {
                                            "model.rope_scaling.high_frequency_factor",
                                            "model.rope_scaling.original_context"};
   notes.idle(gpt2,
-             {"model.rope_theta", "model.rope_scaling.kind", "model.qkv_bias", "model.qk_norm"},
+             {"model.rope_theta", "model.rope_scaling.kind", "model.qkv_bias", "model.qk_norm",
+              "model.qk_norm_whole"},
              "the gpt2 family has none");
   const std::string& kind = m.rope_scaling.kind;
   notes.idle(kind == "none", rope, "model.rope_scaling.kind is none");
@@ -37,6 +39,18 @@ void note_model(const Model& m, Notes& notes) {
   notes.idle(gpt2 && kind != "none", rope, "the gpt2 family has none");
   notes.idle(gpt2 && kind == "llama3", llama3, "the gpt2 family has none");
   notes.idle(!m.from.empty(), {"model.init_std"}, "model.from gives the weights");
+}
+
+void note_experts(const Model& m, Notes& notes) {
+  const Moe& moe = m.moe;
+  if (m.from.empty() && moe.experts == 0) {
+    for (const Field& field : fields())
+      if (field.name.starts_with("model.moe.") && field.name != "model.moe.experts")
+        notes.idle(true, {field.name}, "model.moe.experts is 0");
+    return;
+  }
+  notes.idle(moe.aux_loss == 0, {"model.moe.aux_scope"}, "model.moe.aux_loss is 0");
+  notes.idle(moe.groups == 1, {"model.moe.groups_per_token"}, "model.moe.groups is 1");
 }
 
 void note_optimizer(const Recipe& r, Notes& notes) {
@@ -89,6 +103,7 @@ void note_run(const Recipe& r, Notes& notes) {
 std::vector<Violation> without_effect(const Recipe& recipe, const Where& where) {
   Notes notes(where);
   note_model(recipe.model, notes);
+  note_experts(recipe.model, notes);
   note_optimizer(recipe, notes);
   note_data(recipe, notes);
   note_run(recipe, notes);

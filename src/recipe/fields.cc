@@ -225,10 +225,56 @@ std::vector<Field> model_fields() {
       onoff("model.tied", "Let the head use the embedding's weight.", AT(model.tied)),
       onoff("model.qkv_bias", "Biases on query, key and value (Qwen 2).", AT(model.qkv_bias)),
       onoff("model.qk_norm", "RMSNorm on queries and keys (Qwen 3).", AT(model.qk_norm)),
+      onoff("model.qk_norm_whole", "qk_norm over all heads together, not each (OLMoE).",
+            AT(model.qk_norm_whole)),
       number("model.dropout", "Probability of dropping an activation.", below_one,
              AT(model.dropout)),
       number("model.init_std", "Standard deviation of the initial matrices.", positive,
              AT(model.init_std)),
+  };
+}
+
+std::vector<Field> moe_fields() {
+  return {
+      count("model.moe.experts", "Number of experts of a layer (llama); 0: no mixture.",
+            Limits{0, {}, 1e5, {}}, AT(model.moe.experts)),
+      count("model.moe.experts_per_token", "How many of them a token goes to.",
+            Limits{1, {}, 1e5, {}}, AT(model.moe.experts_per_token)),
+      count("model.moe.expert_mlp", "Width of an expert; 0: model.mlp.", any_width,
+            AT(model.moe.expert_mlp)),
+      count("model.moe.shared_experts",
+            "Experts that every token goes to; together one layer of shared_experts x expert_mlp.",
+            Limits{0, {}, 1e5, {}}, AT(model.moe.shared_experts)),
+      onoff("model.moe.shared_gate", "Scale the shared experts by a sigmoid of the token (Qwen 2).",
+            AT(model.moe.shared_gate)),
+      count("model.moe.dense_layers", "The first layers, which have no experts.",
+            Limits{0, {}, 1e4, {}}, AT(model.moe.dense_layers)),
+      choice("model.moe.router",
+             "What turns a token's scores into weights; sigmoid has a bias for balance "
+             "(DeepSeek-V3).",
+             {"softmax", "sigmoid"}, AT(model.moe.router)),
+      onoff("model.moe.normalise", "Let the weights of a token's experts sum to 1.",
+            AT(model.moe.normalise)),
+      number("model.moe.router_scale", "Multiplies those weights.", positive,
+             AT(model.moe.router_scale)),
+      count("model.moe.groups", "Groups of experts; divides experts.", Limits{1, {}, 1e5, {}},
+            AT(model.moe.groups)),
+      count("model.moe.groups_per_token", "A token's experts are in this many of the groups.",
+            Limits{1, {}, 1e5, {}}, AT(model.moe.groups_per_token)),
+      number("model.moe.balance_bias_rate",
+             "Step of the bias that balances the experts without a loss; 0: off.", not_negative,
+             AT(model.moe.balance_bias_rate)),
+      number("model.moe.aux_loss", "Weight of the load-balancing loss; 0: off.", not_negative,
+             AT(model.moe.aux_loss)),
+      choice("model.moe.aux_scope",
+             "Whose load that loss looks at: the micro-batch's, or the last global batch's.",
+             {"micro", "global"}, AT(model.moe.aux_scope)),
+      number("model.moe.z_loss", "Weight of the loss on large router scores; 0: off.", not_negative,
+             AT(model.moe.z_loss)),
+      number("model.moe.capacity_factor",
+             "An expert takes at most this times its even share of a micro-batch in training; "
+             "0: all.",
+             not_negative, AT(model.moe.capacity_factor)),
   };
 }
 
@@ -324,7 +370,8 @@ std::vector<Field> machine_fields() {
 const std::vector<Field>& fields() {
   static const std::vector<Field> list = [] {
     std::vector<Field> all;
-    for (auto group : {run_fields, model_fields, data_fields, optimizer_fields, machine_fields})
+    for (auto group :
+         {run_fields, model_fields, moe_fields, data_fields, optimizer_fields, machine_fields})
       append(all, group());
     return all;
   }();

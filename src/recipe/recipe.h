@@ -27,6 +27,26 @@ struct RopeScaling {  // Llama 3's (kind "llama3") or linear ("linear"); "none" 
   bool operator==(const RopeScaling&) const = default;
 };
 
+// A mixture of experts in place of the feed-forward layer (llama); experts = 0: none.
+struct Moe {
+  std::int64_t experts = 0;
+  std::int64_t experts_per_token = 2;
+  std::int64_t expert_mlp = 0;      // width of one; 0: mlp
+  std::int64_t shared_experts = 0;  // every token's; one layer of shared_experts x expert_mlp
+  bool shared_gate = false;         // Qwen 2: a sigmoid of the token scales the shared experts
+  std::int64_t dense_layers = 0;    // the first layers, without experts
+  std::string router = "softmax";   // softmax | sigmoid
+  bool normalise = true;            // the chosen experts' weights sum to 1 (before router_scale)
+  double router_scale = 1;
+  std::int64_t groups = 1;            // of experts, side by side
+  std::int64_t groups_per_token = 1;  // a token's experts are in its best groups
+  double balance_bias_rate = 0;       // DeepSeek-V3's balance without a loss; 0: off
+  double aux_loss = 0;                // weight of the load-balancing loss; 0: off
+  std::string aux_scope = "micro";    // micro | global: whose load it looks at
+  double z_loss = 0;                  // weight of the router's z-loss; 0: off
+  double capacity_factor = 0;         // 0: dropless
+};
+
 struct Model {
   std::string family = "llama";  // llama | gpt2
   std::string from;              // a Hugging Face folder to start from; it then sets the shape
@@ -41,11 +61,13 @@ struct Model {
   double norm_eps = 1e-5;
   double rope_theta = 10000;
   RopeScaling rope_scaling;
-  bool tied = false;      // head shares the embedding's weight
-  bool qkv_bias = false;  // Qwen 2
-  bool qk_norm = false;   // Qwen 3
+  bool tied = false;           // head shares the embedding's weight
+  bool qkv_bias = false;       // Qwen 2
+  bool qk_norm = false;        // Qwen 3
+  bool qk_norm_whole = false;  // OLMoE: over all heads together
   double dropout = 0;
   double init_std = 0.02;
+  Moe moe;
 };
 
 struct Source {

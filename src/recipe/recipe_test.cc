@@ -55,8 +55,13 @@ constexpr const char* frozen =
     "model.layers model.embed model.heads model.kv_heads model.head_dim model.mlp model.context "
     "model.norm_eps model.rope_theta model.rope_scaling.kind model.rope_scaling.factor "
     "model.rope_scaling.low_frequency_factor model.rope_scaling.high_frequency_factor "
-    "model.rope_scaling.original_context model.tied model.qkv_bias model.qk_norm model.dropout "
-    "model.init_std data.train data.validation data.validation_fraction data.tokenizer "
+    "model.rope_scaling.original_context model.tied model.qkv_bias model.qk_norm "
+    "model.qk_norm_whole model.dropout model.init_std model.moe.experts "
+    "model.moe.experts_per_token model.moe.expert_mlp model.moe.shared_experts "
+    "model.moe.shared_gate model.moe.dense_layers model.moe.router model.moe.normalise "
+    "model.moe.router_scale model.moe.groups model.moe.groups_per_token "
+    "model.moe.balance_bias_rate model.moe.aux_loss model.moe.aux_scope model.moe.z_loss "
+    "model.moe.capacity_factor data.train data.validation data.validation_fraction data.tokenizer "
     "data.sequence data.order data.document_mask data.text_field batch.global batch.micro "
     "optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps "
     "optimizer.weight_decay optimizer.momentum optimizer.nesterov optimizer.matrix_lr "
@@ -250,6 +255,8 @@ TEST_CASE("options without effect are said, and only where they were set") {
   check("model: {family: gpt2, qk_norm: on}\n", "model.qk_norm", "gpt2");
   check("model: {rope_scaling: {factor: 2}}\n", "model.rope_scaling.factor", "kind is none");
   check("model: {from: hf, init_std: 0.1}\n", "model.init_std", "model.from");
+  check("model: {moe: {router: sigmoid}}\n", "model.moe.router", "model.moe.experts is 0");
+  check("model: {moe: {experts: 4, aux_scope: global}}\n", "model.moe.aux_scope", "aux_loss is 0");
   check("evaluation: {every: 5 steps}\n", "evaluation.every", "no validation data");
   check("checkpoint: {every: 500 steps}\n", "checkpoint.every", "longer than the run");
   check("checkpoint: {keep_every: 5 steps}\n", "checkpoint.keep_every", "checkpoint.every is 0");
@@ -279,6 +286,10 @@ TEST_CASE("to_yaml parses back to the same value: random recipes") {
     recipe.model.embed = 64, recipe.model.head_dim = 16, recipe.model.vocab = 300;
     recipe.model.context = recipe.data.sequence, recipe.data.validation_fraction = 0;
     recipe.model.rope_scaling.high_frequency_factor = 2;
+    Moe& moe = recipe.model.moe;
+    recipe.model.qk_norm |= recipe.model.qk_norm_whole, moe.dense_layers = 0;
+    moe.experts = recipe.model.family == "gpt2" ? 0 : 24, moe.experts_per_token = 6;
+    moe.groups = 4, moe.groups_per_token = 2, moe.shared_experts += 1;
     recipe.batch.micro = 1 + recipe.batch.micro % 64, recipe.parallel.workers %= 64;
     recipe.parallel.workers += 1;
     recipe.batch.global = recipe.batch.micro * recipe.parallel.workers;

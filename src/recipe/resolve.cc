@@ -17,6 +17,7 @@ void resolve(Recipe& recipe, std::int64_t vocab, int cores) {
   if (m.kv_heads == 0) m.kv_heads = m.heads;
   if (m.head_dim == 0) m.head_dim = m.embed / m.heads;
   if (m.mlp == 0) m.mlp = m.family == "gpt2" ? 4 * m.embed : (8 * m.embed + 23) / 24 * 8;
+  if (m.moe.experts > 0 && m.moe.expert_mlp == 0) m.moe.expert_mlp = m.mlp;
   if (m.context == 0) m.context = recipe.data.sequence;
 }
 
