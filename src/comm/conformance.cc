@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -109,10 +110,10 @@ void check_movements(Communicator& c, std::size_t count, bool shared) {
 }
 
 // Around the ring, in both roles, longer than the channel holds.
-void check_messages(Communicator& c, std::size_t bytes) {
+void check_messages(Communicator& c, std::size_t bytes, bool shared) {
   if (c.size() == 1) return;
   const int next = (c.rank() + 1) % c.size(), previous = (c.rank() + c.size() - 1) % c.size();
-  Buffer<std::uint8_t> out(c, bytes, false), in(c, bytes, false);
+  Buffer<std::uint8_t> out(c, bytes, shared), in(c, bytes, shared);
   out.fill(c.rank());
   for (int turn = 0; turn < c.size(); ++turn) {
     if (turn == c.rank()) c.send(out.data(), bytes, next);
@@ -216,7 +217,42 @@ void check_conformance(Communicator& c) {
   check_type<std::int16_t>(c);
   check_type<std::int8_t>(c);
   check_type<std::uint8_t>(c);
-  for (const std::size_t bytes : {0, 1, 32768, 200003}) check_messages(c, bytes);
+  for (const std::size_t bytes : {0, 1, 32768, 32769, 200003})
+    for (const bool shared : {false, true}) check_messages(c, bytes, shared);
+  check_parts(c);
+  check_messages_beside_collectives(c);
+}
+
+void check_messages_beside_collectives(Communicator& c) {
+  std::vector<std::thread> threads;
+  std::vector<std::string> errors(2 * static_cast<std::size_t>(c.size()));
+  const auto run = [&](std::size_t slot, auto body) {
+    threads.emplace_back([&errors, slot, body] {
+      try {
+        for (std::size_t round = 0; round < 20; ++round) body(round);
+      } catch (const std::exception& error) {
+        errors[slot] = error.what();
+      }
+    });
+  };
+  for (int peer = 0; peer < c.size(); ++peer) {
+    if (peer == c.rank()) continue;
+    const auto slot = 2 * static_cast<std::size_t>(peer);
+    run(slot, [&c, peer](std::size_t round) {
+      const std::vector<int> data(round * 997, c.rank() * 100 + peer);
+      c.send(data.data(), data.size() * sizeof(int), peer);
+    });
+    run(slot + 1, [&c, peer](std::size_t round) {
+      std::vector<int> data(round * 997);
+      c.recv(data.data(), data.size() * sizeof(int), peer);
+      for (const int value : data)
+        if (value != peer * 100 + c.rank()) throw WorldError("conformance: another's message");
+    });
+  }
+  for (int round = 0; round < 20; ++round) check_reductions<float>(c, 509, false);
+  for (auto& thread : threads) thread.join();
+  for (const std::string& error : errors)
+    if (!error.empty()) throw WorldError(error);
 }
 
 void check_with_delays(Communicator& c, int rounds) {

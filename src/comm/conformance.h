@@ -11,6 +11,13 @@ namespace tutti::comm {
 // buffers in ordinary and in shared memory.
 void check_conformance(Communicator& communicator);
 
+// The same for uneven parts: counts with zeros, primes, and one over a chunk on one rank; outputs
+// also in place; sums with the bits of the sum to all. Part of check_conformance().
+void check_parts(Communicator& communicator);
+
+// Messages in both directions between all ranks while collectives run.
+void check_messages_beside_collectives(Communicator& communicator);
+
 // `rounds` operations of varying kind with each rank late by random moments.
 void check_with_delays(Communicator& communicator, int rounds);
 

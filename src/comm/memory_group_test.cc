@@ -255,6 +255,62 @@ TEST_CASE("Ranks that call different operations are named, and the group stays b
   CHECK_MESSAGE(again.find("rank 0: threads group 'world'") != std::string::npos, again);
 }
 
+TEST_CASE("Counts that differ between ranks are named") {
+  const auto text_of = [](auto body) {
+    try {
+      run_ranks(2, body, small_options());
+    } catch (const std::runtime_error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto plan = plan_reduction(even_ranges(2, 2));
+  const std::string gather = text_of([](Communicator& c) {
+    float data[9] = {}, out[9];
+    const std::vector<std::size_t> counts{3, c.rank() ? 5u : 4u};
+    c.all_gather_v(data, out, counts, DType::f32);
+  });
+  CHECK_MESSAGE(gather.find("all_gather #1 (F32 x 3+5)") != std::string::npos, gather);
+  CHECK_MESSAGE(gather.find("all_gather #1 (F32 x 3+4)") != std::string::npos, gather);
+  const std::string same_sum = text_of([&](Communicator& c) {
+    std::vector<float> node(6000), out(6000);
+    const std::vector<std::size_t> counts{c.rank() ? 2000u : 4000u, c.rank() ? 4000u : 2000u};
+    const void* const nodes[] = {node.data()};
+    c.tree_reduce_scatter(nodes, out.data(), counts, DType::f32, plan);
+  });
+  CHECK_MESSAGE(same_sum.find("tree_reduce_scatter #1 (F32 x 2000+4000)") != std::string::npos,
+                same_sum);
+  const std::string exchange = text_of([](Communicator& c) {
+    float data[9] = {}, out[9];
+    const std::vector<std::size_t> send{1, 3}, receive{1, c.rank() ? 2u : 1u};
+    c.all_to_all_v(data, send, out, c.rank() ? std::vector<std::size_t>{2, 3} : receive,
+                   DType::f32);
+  });
+  CHECK_MESSAGE(
+      exchange.find("rank 0 sends 3 elements here, where 2 are expected") != std::string::npos,
+      exchange);
+}
+
+TEST_CASE("A message of another length is named, and ends the collectives too") {
+  const auto body = [](Communicator& c) {
+    char data[8] = {};
+    if (c.rank() == 0) c.send(data, 8, 1);
+    if (c.rank() == 1) c.recv(data, 7, 0);
+    c.barrier();
+    c.barrier();
+  };
+  std::string text;
+  try {
+    run_ranks(2, body, small_options());
+  } catch (const std::runtime_error& error) {
+    text = error.what();
+  }
+  CHECK_MESSAGE(text.find("recv from rank 0 (7 bytes): rank 0 sends 8 bytes") != std::string::npos,
+                text);
+  CHECK_MESSAGE(
+      text.find("rank 0: threads group 'world', rank 0 of 2, barrier") != std::string::npos, text);
+}
+
 TEST_CASE("Meeting: a rank that stays away is named; a taken name is refused") {
   auto options = small_options();
   options.timeout = 0.2;
