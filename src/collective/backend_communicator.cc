@@ -50,10 +50,11 @@ BackendCommunicator::BackendCommunicator(c10::intrusive_ptr<c10d::Backend> backe
 }
 
 void BackendCommunicator::check_broken(const Name& name) {
-  std::unique_lock lock(mutex_);
-  const std::string reason = broken_;
-  lock.unlock();
-  if (!reason.empty()) fail(name, reason);
+  const std::lock_guard lock(mutex_);
+  if (broken_.empty()) return;
+  // A reason of abort() lacks the names that a failure has.
+  const bool failed = broken_.starts_with(transport_ + " group '");
+  throw WorldError(failed ? broken_ : describe(name) + broken_);
 }
 
 template <class Start>
@@ -100,20 +101,20 @@ void BackendCommunicator::run_message(const Name& name, Start start) {
 
 // The first failure's text is the group's reason from then on.
 void BackendCommunicator::fail(const Name& name, const std::string& cause) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (broken_ == cause && cause.starts_with(transport_ + " group '")) throw WorldError(cause);
-  }
-  const std::string lost = lost_peers_ ? lost_peers_() : "";
+  std::string lost = lost_peers_ ? lost_peers_() : "";
+  if (!lost.empty()) lost += ": ";
+  const std::string text = describe(name) + lost + cause.substr(0, cause.find('\n'));
+  abort(text);
+  throw WorldError(text);
+}
+
+std::string BackendCommunicator::describe(const Name& name) const {
   const std::string which =
       name.peer < 0 ? str(name.operation, " #", name.sequence, " (", name_of(name.type), " x ",
                           name.count, ")")
                     : str(name.operation, " rank ", name.peer, " (", name.count, " bytes)");
-  const std::string text =
-      str(transport_, " group '", group(), "', rank ", rank(), " of ", size(), ", ", which, ": ",
-          lost, lost.empty() ? "" : ": ", cause.substr(0, cause.find('\n')));
-  abort(text);
-  throw WorldError(text);
+  return str(transport_, " group '", group(), "', rank ", rank(), " of ", size(), ", ", which,
+             ": ");
 }
 
 void BackendCommunicator::abort(const std::string& reason) {

@@ -62,6 +62,7 @@ class BackendCommunicator : public comm::Communicator {
   void run(const Name& name, Start start);
   template <class Start>
   void run_message(const Name& name, Start start);
+  // Throws when the group is broken or aborted.
   void check_broken(const Name& name);
   void gather(const Name& name, const void* in, void* out, std::span<const std::size_t> counts);
   void exchange(const Name& name, const void* in, Sizes send, void* out, Sizes receive);
@@ -71,6 +72,7 @@ class BackendCommunicator : public comm::Communicator {
   void reduce_to_all(const Name& name, std::span<const void* const> nodes, void* out,
                      comm::Reduce reduce, const comm::ReductionPlan& plan);
   [[noreturn]] void fail(const Name& name, const std::string& cause);
+  std::string describe(const Name& name) const;
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string transport_;

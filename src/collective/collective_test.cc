@@ -101,16 +101,15 @@ TEST_CASE("Conformance: Gloo") {
 }
 
 TEST_CASE("Tree sums over Gloo have the bits of every other transport") {
-  for (const DType type : {DType::f32, DType::f64, DType::bf16}) {
-    const std::string expected = comm::tree_sum_twin(13, 1001, type);
-    for (const int size : {1, 2, 3, 5, 7}) {
-      const int port = free_port();
-      CHECK(on_threads(size, [&](int rank) {
-              auto communicator = join(options_of("gloo", rank, size, port));
-              if (comm::tree_sum(*communicator, 13, 1001, type) != expected)
+  for (const int size : {1, 2, 3, 5, 7}) {
+    const int port = free_port();
+    CHECK(on_threads(size, [&](int rank) {
+            auto communicator = join(options_of("gloo", rank, size, port));
+            for (const DType type : {DType::f32, DType::f64, DType::bf16})
+              if (comm::tree_sum(*communicator, 13, 1001, type) !=
+                  comm::tree_sum_twin(13, 1001, type))
                 throw WorldError("other bits");
-            }) == "");
-    }
+          }) == "");
   }
 }
 
