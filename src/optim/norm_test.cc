@@ -13,29 +13,55 @@
 using namespace tutti;
 using namespace tutti::optim;
 
+namespace {
+
+double norm_of(const torch::Tensor& flat) {
+  return squared_norm(flat, {{"w", 0, flat.numel(), {flat.numel()}}});
+}
+
+}  // namespace
+
+TEST_CASE("the norm's bits do not depend on who computes which blocks") {
+  torch::manual_seed(2);
+  const torch::Tensor flat = torch::randn({20000});
+  const std::vector<Segment> segments = {{"a", 0, 9001, {9001}}, {"b", 9008, 10992, {10992}}};
+  std::vector<double> sums;
+  for (const Segment& segment : segments) {
+    std::vector<double> table(static_cast<std::size_t>(norm_blocks(segment.size)));
+    for (std::int64_t cut = norm_block; cut <= segment.size + norm_block; cut += norm_block) {
+      const std::int64_t begin = cut - norm_block, end = std::min(cut, segment.size);
+      if (begin < end)
+        block_squares(flat.narrow(0, segment.offset + begin, end - begin),
+                      table.data() + begin / norm_block);
+    }
+    sums.push_back(tree_sum(table));
+  }
+  CHECK(tree_sum(sums) == squared_norm(flat, segments));
+}
+
 TEST_CASE("optim: norms in closed form, at lengths around the lanes and blocks") {
   for (std::int64_t n : {0, 1, 2, 15, 16, 17, 4095, 4096, 4097, 3 * 4096, 100003}) {
     CAPTURE(n);
     const auto sum = static_cast<double>(n) * (static_cast<double>(n) + 1) *
                      (2.0 * static_cast<double>(n) + 1) / 6;
     const auto counted = torch::arange(1, n + 1, torch::kDouble);
-    CHECK(squared_norm(counted) == doctest::Approx(sum).epsilon(1e-14));
-    CHECK(squared_norm(torch::full({n}, 0.5f)) == 0.25 * static_cast<double>(n));  // exact
-    CHECK(squared_norm(torch::full({n}, -2.0, torch::kDouble)) == 4 * static_cast<double>(n));
+    CHECK(norm_of(counted) == doctest::Approx(sum).epsilon(1e-14));
+    CHECK(norm_of(torch::full({n}, 0.5f)) == 0.25 * static_cast<double>(n));  // exact
+    CHECK(norm_of(torch::full({n}, -2.0, torch::kDouble)) == 4 * static_cast<double>(n));
   }
-  CHECK(squared_norm(torch::full({3}, 1e30f)) == doctest::Approx(3e60));  // beyond fp32
-  CHECK(squared_norm(torch::full({4}, 2, torch::kBFloat16)) == 16);
-  CHECK(std::isnan(squared_norm(torch::full({100}, std::nan("")))));
+  CHECK(norm_of(torch::full({3}, 1e30f)) == doctest::Approx(3e60));  // beyond fp32
+  CHECK(norm_of(torch::full({4}, 2, torch::kBFloat16)) == 16);
+  CHECK(std::isnan(norm_of(torch::full({100}, std::nan("")))));
 }
 
 TEST_CASE("optim: the norm's bits do not depend on threads") {
   const auto values = torch::linspace(-1, 3, 1000003) / 7;
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  const double one = squared_norm(values);
+  const double one = norm_of(values);
   for (int other : {2, 3, 5}) {
     at::set_num_threads(other);
-    CHECK(squared_norm(values) == one);
+    CHECK(norm_of(values) == one);
   }
   at::set_num_threads(threads);
 }

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
-#include <span>
 
 #include "base/error.h"
 #include "optim/kernels.h"
@@ -12,7 +12,7 @@ namespace tutti::optim {
 namespace {
 
 torch::Tensor part(const torch::Tensor& flat, const Segment& segment) {
-  return flat.narrow(0, segment.offset, segment.size).view(segment.shape);
+  return flat.narrow(0, segment.offset, segment.size);
 }
 
 bool decays(const Segment& segment) { return segment.shape.size() >= 2; }
@@ -28,8 +28,10 @@ void for_chunks(const Segment& segment, const Run& run) {
 
 class Moments {
  public:
-  Moments(std::vector<Segment> segments, const torch::Tensor& like, std::vector<std::string> names)
-      : segments_(std::move(segments)), names_(std::move(names)) {
+  // `indices`: which of the optimizer's segments these are; empty: all of them.
+  Moments(std::vector<Segment> segments, const torch::Tensor& like, std::vector<std::string> names,
+          std::vector<std::size_t> indices = {})
+      : segments_(std::move(segments)), names_(std::move(names)), indices_(std::move(indices)) {
     for (std::size_t i = 0; i < names_.size(); ++i) buffers_.push_back(torch::zeros_like(like));
   }
   const std::vector<Segment>& segments() const { return segments_; }
@@ -37,22 +39,25 @@ class Moments {
   std::vector<NamedTensor> state() {
     std::vector<NamedTensor> all;
     for (std::size_t i = 0; i < names_.size(); ++i)
-      for (const Segment& segment : segments_)
-        all.push_back({"optimizer." + names_[i] + "/" + segment.name, part(buffers_[i], segment)});
+      for (std::size_t s = 0; s < segments_.size(); ++s)
+        all.push_back({"optimizer." + names_[i] + "/" + segments_[s].name,
+                       part(buffers_[i], segments_[s]), indices_.empty() ? s : indices_[s]});
     return all;
   }
 
  private:
   std::vector<Segment> segments_;
   std::vector<std::string> names_;
+  std::vector<std::size_t> indices_;
   std::vector<torch::Tensor> buffers_;
 };
 
 class AdamWOptimizer : public Optimizer {
  public:
   AdamWOptimizer(const recipe::Optimizer& recipe, std::vector<Segment> segments,
-                 const torch::Tensor& like)
-      : recipe_(recipe), moments_(std::move(segments), like, {"exp_avg", "exp_avg_sq"}) {}
+                 const torch::Tensor& like, std::vector<std::size_t> indices = {})
+      : recipe_(recipe),
+        moments_(std::move(segments), like, {"exp_avg", "exp_avg_sq"}, std::move(indices)) {}
 
   void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step, double lr,
             double scale) override {
@@ -171,8 +176,10 @@ class MuonOptimizer : public Optimizer {
   MuonOptimizer(const recipe::Optimizer& recipe, const std::vector<Segment>& segments,
                 const torch::Tensor& like, Peers peers)
       : recipe_(recipe),
-        matrices_(chosen(segments, true), like, {"muon_momentum"}),
-        rest_(recipe, chosen(segments, false), like),
+        hidden_(indices_of(segments, true)),
+        matrices_(chosen(segments, hidden_), like, {"muon_momentum"}, hidden_),
+        rest_(recipe, chosen(segments, indices_of(segments, false)), like,
+              indices_of(segments, false)),
         peers_(std::move(peers)),
         directions_(torch::zeros_like(like)) {
     std::vector<double> costs;
@@ -193,7 +200,10 @@ class MuonOptimizer : public Optimizer {
       direction.copy_(momenta.back());
       if (recipe_.nesterov) direction.mul_(recipe_.momentum).add_(g);
     }
-    orthogonalise_all();
+    if (peers_.exchange)
+      orthogonalise_cut();
+    else
+      orthogonalise_all();
     rest_.step(master, gradient, step, lr, scale);
     const double matrix_lr = recipe_.lr == 0 ? 0 : lr * recipe_.matrix_lr / recipe_.lr;
     for (std::size_t i = 0; i < segments.size(); ++i) {
@@ -214,36 +224,96 @@ class MuonOptimizer : public Optimizer {
   }
 
  private:
-  // Each rank a run of neighbouring matrices; then everybody has all.
+  // The matrices that a rank orthogonalises: a run of neighbours.
+  std::pair<std::size_t, std::size_t> range(int rank) const {
+    return {firsts_[static_cast<std::size_t>(rank)], firsts_[static_cast<std::size_t>(rank) + 1]};
+  }
+
   void orthogonalise_all() {
     const std::vector<Segment>& all = matrices_.segments();
-    const auto range = [&](int rank) {
-      return std::span(all).subspan(
-          firsts_[static_cast<std::size_t>(rank)],
-          firsts_[static_cast<std::size_t>(rank) + 1] - firsts_[static_cast<std::size_t>(rank)]);
-    };
-    for (const Segment& segment : range(peers_.rank)) {
-      auto direction = part(directions_, segment);
-      direction.copy_(orthogonalise(direction));
+    const auto [mine, mine_end] = range(peers_.rank);
+    for (std::size_t i = mine; i < mine_end; ++i) {
+      auto direction = part(directions_, all[i]);
+      direction.copy_(orthogonalise(direction.view(all[i].shape)).view({-1}));
     }
     if (peers_.size == 1) return;
     for (int rank = 0; rank < peers_.size; ++rank) {
-      const auto theirs = range(rank);
-      if (theirs.empty()) continue;
-      const std::int64_t first = theirs.front().offset,
-                         end = theirs.back().offset + theirs.back().size;
-      peers_.broadcast(directions_.narrow(0, first, end - first), rank);
+      const auto [first, end] = range(rank);
+      if (first == end) continue;
+      const std::int64_t begin = all[first].offset;
+      peers_.broadcast(
+          directions_.narrow(0, begin, all[end - 1].offset + all[end - 1].size - begin), rank);
     }
   }
 
-  static std::vector<Segment> chosen(const std::vector<Segment>& segments, bool hidden) {
+  // Each rank holds some elements of every matrix: they go to the matrix's rank and come back.
+  void orthogonalise_cut() {
+    const std::vector<Segment>& all = matrices_.segments();
+    std::vector<std::int64_t> there, here;  // elements to and from each rank
+    std::vector<torch::Tensor> parts;
+    const auto [mine, mine_end] = range(peers_.rank);
+    for (int rank = 0; rank < peers_.size; ++rank) {
+      const auto [first, end] = range(rank);
+      std::int64_t to = 0, from = 0;
+      for (std::size_t i = first; i < end; ++i) {
+        parts.push_back(part(directions_, all[i]));
+        to += all[i].size;
+      }
+      for (std::size_t i = mine; i < mine_end; ++i) from += held(i, rank);
+      there.push_back(to);
+      here.push_back(from);
+    }
+    torch::Tensor out = torch::cat(parts);
+    torch::Tensor in =
+        torch::empty({std::accumulate(here.begin(), here.end(), std::int64_t{0})}, out.options());
+    peers_.exchange(out, in, there, here);
+    orthogonalise_received(in, here);
+    peers_.exchange(in, out, here, there);
+    std::int64_t at = 0;
+    for (int rank = 0; rank < peers_.size; ++rank)
+      for (auto [i, end] = range(rank); i < end; at += all[i++].size)
+        part(directions_, all[i]).copy_(out.narrow(0, at, all[i].size));
+  }
+
+  // `in` holds, rank by rank, that rank's elements of each of this rank's matrices.
+  void orthogonalise_received(torch::Tensor& in, const std::vector<std::int64_t>& here) {
+    const auto [mine, mine_end] = range(peers_.rank);
+    std::vector<std::int64_t> at(1, 0);
+    std::partial_sum(here.begin(), here.end(), std::back_inserter(at));
+    for (std::size_t i = mine; i < mine_end; ++i) {
+      std::vector<torch::Tensor> parts;
+      for (int rank = 0; rank < peers_.size; ++rank)
+        parts.push_back(in.narrow(0, at[static_cast<std::size_t>(rank)], held(i, rank)));
+      const torch::Tensor direction =
+          orthogonalise(torch::cat(parts).view(matrices_.segments()[i].shape)).view({-1});
+      std::int64_t done = 0;
+      for (int rank = 0; rank < peers_.size; ++rank) {
+        auto& place = at[static_cast<std::size_t>(rank)];
+        in.narrow(0, place, held(i, rank)).copy_(direction.narrow(0, done, held(i, rank)));
+        done += held(i, rank);
+        place += held(i, rank);
+      }
+    }
+  }
+
+  std::int64_t held(std::size_t matrix, int rank) const {
+    return peers_.sizes[hidden_[matrix]][static_cast<std::size_t>(rank)];
+  }
+  static std::vector<std::size_t> indices_of(const std::vector<Segment>& segments, bool hidden) {
+    std::vector<std::size_t> some;
+    for (std::size_t i = 0; i < segments.size(); ++i)
+      if (is_hidden_matrix(segments[i]) == hidden) some.push_back(i);
+    return some;
+  }
+  static std::vector<Segment> chosen(const std::vector<Segment>& segments,
+                                     const std::vector<std::size_t>& indices) {
     std::vector<Segment> some;
-    for (const Segment& segment : segments)
-      if (is_hidden_matrix(segment) == hidden) some.push_back(segment);
+    for (const std::size_t i : indices) some.push_back(segments[i]);
     return some;
   }
 
   recipe::Optimizer recipe_;
+  std::vector<std::size_t> hidden_;
   Moments matrices_;
   AdamWOptimizer rest_;
   Peers peers_;

@@ -16,24 +16,34 @@
 
 namespace tutti::optim {
 
-// One parameter inside the flat buffers. Gaps between segments are zero and stay zero.
+// One parameter, or a run of its elements, inside the flat buffers. Gaps between segments are zero
+// and stay zero.
 struct Segment {
   std::string name;
-  std::int64_t offset = 0, size = 0;  // elements; offset is a multiple of 16
-  std::vector<std::int64_t> shape;
-  bool input_first = false;  // a matrix [inputs, outputs], not [outputs, inputs]
+  std::int64_t offset = 0, size = 0;  // elements; a whole parameter's offset is a multiple of 16
+  std::vector<std::int64_t> shape;    // of the whole parameter
+  bool input_first = false;           // a matrix [inputs, outputs], not [outputs, inputs]
+  std::int64_t first = 0;             // which of the parameter's elements is the segment's first
 };
 
 struct NamedTensor {
-  std::string name;     // "optimizer.exp_avg/<parameter>"
-  torch::Tensor value;  // a contiguous view in the parameter's shape; writing restores the state
+  std::string name;         // "optimizer.exp_avg/<parameter>"
+  torch::Tensor value;      // the segment's elements, flat, a view: writing restores the state
+  std::size_t segment = 0;  // whose it is
 };
 
-// The ranks that make the same update: costly parts of it are done once among them and handed on.
+// The ranks that share an update: costly parts of it are done once among them and handed on.
 struct Peers {
   int rank = 0, size = 1;
-  // Gives `values` of rank `root` to all.
+  // All hold all: gives `values` of rank `root` to all.
   std::function<void(torch::Tensor values, int root)> broadcast = {};
+  // Each holds consecutive elements of every parameter, in rank order: sizes[segment][rank] of
+  // them. Then `exchange` sends send[r] elements of `in` to rank r and fills `out` with recv[r] of
+  // each.
+  std::vector<std::vector<std::int64_t>> sizes = {};
+  std::function<void(torch::Tensor in, torch::Tensor out, std::vector<std::int64_t> send,
+                     std::vector<std::int64_t> recv)>
+      exchange = {};
 };
 
 class Optimizer {

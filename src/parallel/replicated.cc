@@ -274,7 +274,7 @@ void ReplicatedEngine::update(const StepInput& input, StepOutcome& outcome) {
   const torch::Tensor& gradient = slots_[0];
   const double divisor = std::max(outcome.count, 1.0) * scaler_.scale();
   outcome.loss_scale = scaler_.scale();
-  outcome.grad_norm = std::sqrt(optim::squared_norm(gradient)) / divisor;
+  outcome.grad_norm = std::sqrt(optim::squared_norm(gradient, segments_)) / divisor;
   const bool finite = std::isfinite(outcome.loss) && std::isfinite(outcome.grad_norm);
   if (!finite) {
     scaler_.update(false);
@@ -352,7 +352,7 @@ std::vector<StateTensor> ReplicatedEngine::state() {
   for (const auto* tensors : {&fixed_, &moving_})
     all.insert(all.end(), tensors->begin(), tensors->end());
   for (optim::NamedTensor& tensor : optimizer_->state())
-    all.push_back({std::move(tensor.name), std::move(tensor.value)});
+    all.push_back({std::move(tensor.name), tensor.value.view(segments_[tensor.segment].shape)});
   return all;
 }
 
