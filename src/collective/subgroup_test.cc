@@ -65,6 +65,11 @@ TEST_CASE("Subgroups: the axes of a mesh work at the same time") {
   CHECK(on_groups("shm", 8, check_mesh) == "");
   CHECK(on_groups("auto", 4, check_mesh) == "");
   CHECK(on_groups("gloo", 4, check_mesh) == "");
+  CHECK(on_groups("hosts", 4, [](Group& world) {
+          check_mesh(world);
+          const auto local = world.subgroup(along(world.rank(), 1), "local");
+          require(world.transport() == "gloo" && local->transport() == "shm", "transport");
+        }) == "");
 }
 
 TEST_CASE("Subgroups: of any lists, also of one, in the order of the list") {

@@ -74,7 +74,8 @@ inline std::string on_threads(int size, const std::function<void(int)>& body) {
   return errors;
 }
 
-// body(group) on a thread each of `size` ranks over this transport ("threads", "shm", "gloo").
+// body(group) on a thread each of `size` ranks over this transport: "threads", "shm", "gloo",
+// "auto", or "hosts": auto, with each rank said to be on a host of its own.
 inline std::string on_groups(const std::string& transport, int size,
                              const std::function<void(Group&)>& body, double timeout = 20) {
   const int port = free_port();
@@ -83,6 +84,7 @@ inline std::string on_groups(const std::string& transport, int size,
   return on_threads(size, [&](int rank) {
     auto options = options_of(transport.c_str(), rank, size, port);
     options.timeout = timeout;
+    if (transport == "hosts") options.transport = "auto", options.local_size = 1;
     const auto group =
         groups.empty() ? make_group(options) : std::move(groups[static_cast<std::size_t>(rank)]);
     try {

@@ -291,6 +291,15 @@ TEST_CASE("Counts that differ between ranks are named") {
       exchange);
 }
 
+TEST_CASE("After abort() every call throws at once, also one that would wait for nobody") {
+  const auto group = make_thread_group(1);
+  group[0]->barrier();
+  group[0]->abort("had enough");
+  CHECK_THROWS_WITH_AS(group[0]->barrier(), doctest::Contains("barrier #2: had enough"),
+                       WorldError);
+  CHECK_THROWS_WITH_AS(group[0]->barrier(), doctest::Contains("had enough"), WorldError);
+}
+
 TEST_CASE("A message of another length is named, and ends the collectives too") {
   const auto body = [](Communicator& c) {
     char data[8] = {};
