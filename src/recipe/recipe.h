@@ -112,12 +112,31 @@ struct Schedule {
 };
 
 struct Parallel {
-  std::int64_t workers = 1;           // processes
-  std::string engine = "replicated";  // replicated
+  std::int64_t workers = 1;           // processes: data x context x tensor x pipeline ranks
+  std::string engine = "replicated";  // replicated | sharded | mesh, or a registered one
   std::int64_t threads = 0;           // intra-op threads a worker; 0: cores / workers, then fixed
   std::string transport = "auto";     // auto | shm | gloo
   std::int64_t bucket_bytes = 4 << 20;
   bool overlap = true;  // reduce a bucket while backward goes on
+  // sharded and mesh
+  std::int64_t zero = 0;              // ZeRO stage, 0 to 3
+  std::int64_t shard = 0;             // data ranks that share one copy of the state; 0: all
+  bool prefetch = true;               // zero 3: gather the next unit while one is computed
+  bool reshard_after_forward = true;  // zero 3: let go of a unit between forward and backward
+  // mesh
+  std::int64_t tensor = 1;
+  bool sequence_parallel = true;
+  std::int64_t context = 1;
+  std::string context_kind = "ring";  // ring | gather | ulysses | mixed
+  std::int64_t ulysses = 0;  // mixed: context ranks that exchange heads; the others form rings
+  std::int64_t pipeline = 1;
+  std::string pipeline_schedule = "1f1b";  // plan/pipeline_schedule.h
+  std::int64_t pipeline_chunks = 1;        // stages a rank
+  std::string pipeline_cut = "even";       // even, or the layers of each stage: "3 2 2 1"
+  std::int64_t expert = 1;                 // ranks over which experts are dealt
+  std::int64_t expert_tensor = 1;          // ranks over which each expert is cut
+  std::string rules;                       // "mlp=none vocab=none": other than the default table
+  std::int64_t watch_divergence = 0;       // steps between hashes of replicated state; 0: off
 };
 
 struct Checkpoint {
