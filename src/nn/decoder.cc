@@ -23,6 +23,9 @@ Decoder::Decoder(const recipe::Model& config) : LanguageModel(config) {
     wire_gpt2(*this);
   else
     wire_llama(*this);
+  if (config.moe.experts > 0)
+    routed_ =
+        torch::zeros({config.layers - config.moe.dense_layers, config.moe.experts}, torch::kLong);
 }
 
 torch::nn::Module& Decoder::module_at(const std::string& path) {
@@ -63,6 +66,11 @@ std::vector<torch::Tensor> Decoder::add_neighbours(const std::vector<std::string
     register_as(names[i], parts.back());
   }
   return parts;
+}
+
+torch::Tensor Decoder::add_buffer(const std::string& name, const torch::Tensor& value) {
+  const std::size_t dot = name.rfind('.');
+  return module_at(name.substr(0, dot)).register_buffer(name.substr(dot + 1), value);
 }
 
 void Decoder::check(const torch::Tensor& inputs, std::int64_t past) const {
@@ -200,43 +208,60 @@ Value Decoder::attend(std::size_t index, const Value& qkv, const Pass& pass) con
   return attention(qkv, {{}, heads, pass.rope, pass.first_key, keep, pass.length});
 }
 
-Decoder::Stream Decoder::block(std::size_t index, const Stream& in, const Pass& pass) const {
+Decoder::Stream Decoder::block(std::size_t index, const Stream& in, const Pass& pass,
+                               MixtureTrace& trace) const {
   const DecoderLayer& layer = layers_[index];
   const double eps = config_.norm_eps;
   const auto [x, normed] = add_norm(in.first, in.second, layer.before_attention, eps);
   Value qkv = linear(normed, layer.qkv);
   if (layer.query_norm.defined())
-    qkv = norm_heads(qkv, heads_of(layer, pass).first, layer.query_norm, layer.key_norm, eps);
-  const Value mixed = linear(attend(index, qkv, pass), {layer.attention_out});
+    qkv = config_.qk_norm_whole
+              ? norm_whole(qkv, layer.query_norm, layer.key_norm, eps)
+              : norm_heads(qkv, heads_of(layer, pass).first, layer.query_norm, layer.key_norm, eps);
+  const Value attended = linear(attend(index, qkv, pass), {layer.attention_out});
   const auto [y, again] =
-      add_norm(x, drop(mixed, layer.name + ".attention", pass), layer.before_mlp, eps);
+      add_norm(x, drop(attended, layer.name + ".attention", pass), layer.before_mlp, eps);
+  if (layer.mixture) {
+    const Value mixed = mixture(again, *layer.mixture, config_.moe, pass.counted,
+                                is_training() && pass.counted.defined(), trace);
+    return {y, drop(mixed, layer.name + ".mlp", pass)};
+  }
   const Value wide = linear(again, layer.up);
   const Value active = layer.up.size() == 2 ? swiglu(wide) : gelu(wide);
   return {y, drop(linear(active, {layer.down}), layer.name + ".mlp", pass)};
 }
 
-Decoder::Stream Decoder::recomputed_block(std::size_t index, const Stream& in,
-                                          const Pass& pass) const {
+Decoder::Stream Decoder::recomputed_block(std::size_t index, const Stream& in, const Pass& pass,
+                                          MixtureTrace& trace) const {
   const Value like{{}, in.first.rows, in.first.type};
+  const auto kept = std::make_shared<MixtureTrace>();
   const auto out = recomputed(
-      [this, index, like, pass](const Tensors& x) -> Tensors {
+      [this, index, like, pass, kept](const Tensors& x) -> Tensors {
         const Stream result =
-            block(index, {{x[0], like.rows, like.type}, {x[1], like.rows, like.type}}, pass);
-        return {result.first.tensor, result.second.tensor};
+            block(index, {{x[0], like.rows, like.type}, {x[1], like.rows, like.type}}, pass, *kept);
+        Tensors all{result.first.tensor, result.second.tensor};
+        if (kept->loss.defined()) all.push_back(std::exchange(kept->loss, {}));
+        return all;
       },
       {in.first.tensor, in.second.tensor});
+  trace = *kept;
+  if (out.size() > 2) trace.loss = out[2];
   return {{out[0], like.rows, like.type}, {out[1], like.rows, like.type}};
 }
 
-Decoder::Stream Decoder::through(const Stage& stage, Stream stream, const Pass& pass) const {
+Decoder::Stream Decoder::through(const Stage& stage, Stream stream, const Pass& pass,
+                                 Tensors& losses) {
   for (std::int64_t i = stage.begin; i < stage.end; ++i) {
     const auto index = static_cast<std::size_t>(i);
     const std::string& name = layers_[index].name;
     const Tensors in = spread().before_unit(name, {stream.first.tensor, stream.second.tensor});
     const Stream given{{in[0], stream.first.rows, stream.first.type},
                        {in[1], stream.first.rows, stream.first.type}};
-    stream = recompute_ && !pass.cache ? recomputed_block(index, given, pass)
-                                       : block(index, given, pass);
+    MixtureTrace trace;
+    stream = recompute_ && !pass.cache ? recomputed_block(index, given, pass, trace)
+                                       : block(index, given, pass, trace);
+    if (trace.loss.defined()) losses.push_back(trace.loss);
+    keep_counts(index, trace);
     const Tensors out = spread().after_unit(name, {stream.first.tensor, stream.second.tensor});
     stream.first.tensor = out[0];
     stream.second.tensor = out[1];
@@ -251,24 +276,31 @@ Value Decoder::final_states(const Stream& stream) const {
 
 StageOutput Decoder::run_stage(const Stage& stage, const torch::Tensor& in,
                                const TokenBatch& batch) {
-  const Pass pass = begin(batch, nullptr);
+  Pass pass = begin(batch, nullptr);
   TUTTI_ASSERT(batch.targets.sizes() == batch.inputs.sizes());
   TUTTI_ASSERT(in.defined() != stage.first);
   both_ends_ = stage.first && stage.last;
+  const torch::Tensor targets = here(batch.targets, pass.positions);
+  if (is_training()) pass.counted = (targets >= 0).flatten();
   const Value stream_in{in, pass.heads.tokens(), spread().stream()};
+  Tensors losses;
   const Stream stream = through(
       stage, stage.first ? embed(here(batch.inputs, pass.positions), pass) : Stream{stream_in, {}},
-      pass);
-  if (!stage.last)
+      pass, losses);
+  Loss loss;
+  for (const auto& one : losses) loss.routers = loss.routers.defined() ? loss.routers + one : one;
+  if (!stage.last) {
+    loss.sum = loss.routers;
     return {
         stream.second.defined() ? stream.first.tensor + stream.second.tensor : stream.first.tensor,
-        {}};
+        loss};
+  }
   const bool tied = !head_.defined();
-  const torch::Tensor targets = here(batch.targets, pass.positions);
   const Use use = tied && both_ends_ ? Use::first : Use::only;
-  return {{},
-          {head_loss(final_states(stream), tied ? token_embedding_ : head_, targets, use),
-           (targets >= 0).sum().item<std::int64_t>()}};
+  loss.sum = head_loss(final_states(stream), tied ? token_embedding_ : head_, targets, use);
+  if (loss.routers.defined()) loss.sum = loss.sum + loss.routers;
+  loss.tokens = (targets >= 0).sum().item<std::int64_t>();
+  return {{}, loss};
 }
 
 bool Decoder::in_stage(const Stage& stage, const std::string& parameter) const {
@@ -286,7 +318,9 @@ torch::Tensor Decoder::logits(const torch::Tensor& inputs, const torch::Tensor& 
                               KvCache* cache) {
   const Pass pass = begin({inputs, {}, documents}, cache);
   both_ends_ = true;
-  const Value states = final_states(through({0, config_.layers}, embed(inputs, pass), pass));
+  Tensors losses;  // none: nothing is counted
+  const Value states =
+      final_states(through({0, config_.layers}, embed(inputs, pass), pass, losses));
   return torch::linear(states.tensor, sunk(head_.defined() ? head_ : token_embedding_,
                                            head_.defined() ? Use::only : Use::first))
       .view({inputs.size(0), inputs.size(1), config_.vocab});

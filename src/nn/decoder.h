@@ -7,10 +7,12 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "nn/mixture.h"
 #include "nn/model.h"
 #include "nn/value.h"
 
@@ -24,6 +26,7 @@ struct DecoderLayer {
   Projection attention_out;
   std::vector<Projection> up;  // gate and up (SwiGLU), or one (GELU)
   Projection down;
+  std::optional<MixtureParameters> mixture;  // in place of up and down
 };
 
 class Decoder : public LanguageModel {
@@ -35,6 +38,8 @@ class Decoder : public LanguageModel {
   bool in_stage(const Stage& stage, const std::string& parameter) const override;
   torch::Tensor logits(const torch::Tensor& inputs, const torch::Tensor& documents,
                        KvCache* cache) override;
+  torch::Tensor take_routed_counts() override;
+  void update_balance(const torch::Tensor& counts) override;
 
  private:
   friend void wire_llama(Decoder& model);
@@ -50,6 +55,7 @@ class Decoder : public LanguageModel {
     std::int64_t past = 0;
     bool dropping = false;
     DropoutKey key;
+    torch::Tensor counted;  // bool [tokens here]: those with a target; undefined: no loss
   };
   using Stream = std::pair<Value, Value>;  // x, delta
 
@@ -61,15 +67,21 @@ class Decoder : public LanguageModel {
                                             std::int64_t columns);
   torch::nn::Module& module_at(const std::string& path);
   void register_as(const std::string& name, const torch::Tensor& value);
+  torch::Tensor add_buffer(const std::string& name, const torch::Tensor& value);
+  std::vector<Projection> add_up(const std::string& mlp, std::int64_t width);
+  MixtureParameters add_mixture(const std::string& mlp);
 
   void check(const torch::Tensor& inputs, std::int64_t past) const;
   Pass begin(const TokenBatch& batch, KvCache* cache);
   Rope rope(std::int64_t offset, std::int64_t sequence);
-  Stream through(const Stage& stage, Stream stream, const Pass& pass) const;
+  // Adds the routers' losses, if there are any, to `losses`.
+  Stream through(const Stage& stage, Stream stream, const Pass& pass, Tensors& losses);
+  void keep_counts(std::size_t index, const MixtureTrace& trace);
   Value final_states(const Stream& stream) const;
   Stream embed(const torch::Tensor& inputs, const Pass& pass) const;
-  Stream block(std::size_t index, const Stream& in, const Pass& pass) const;
-  Stream recomputed_block(std::size_t index, const Stream& in, const Pass& pass) const;
+  Stream block(std::size_t index, const Stream& in, const Pass& pass, MixtureTrace& trace) const;
+  Stream recomputed_block(std::size_t index, const Stream& in, const Pass& pass,
+                          MixtureTrace& trace) const;
   // The heads that this rank has of a layer, and the first of them.
   std::pair<Heads, std::int64_t> heads_of(const DecoderLayer& layer, const Pass& pass) const;
   Value attend(std::size_t index, const Value& qkv, const Pass& pass) const;
@@ -84,6 +96,7 @@ class Decoder : public LanguageModel {
   NormParameters last_norm_;
   Rope table_;             // for positions [0, rows); grows
   bool both_ends_ = true;  // of the stage that runs
+  torch::Tensor routed_;   // int64 [layers with experts, experts]; undefined: no mixture
 };
 
 void wire_llama(Decoder& model);

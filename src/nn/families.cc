@@ -23,13 +23,16 @@ void wire_llama(Decoder& m) {
                  {qkv[2], bias("v_proj.bias", key)}};
     layer.attention_out.weight = m.add(attention + "o_proj.weight", {c.embed, query});
     if (c.qk_norm) {
-      layer.query_norm = m.add(attention + "q_norm.weight", {c.head_dim});
-      layer.key_norm = m.add(attention + "k_norm.weight", {c.head_dim});
+      const bool whole = c.qk_norm_whole;
+      layer.query_norm = m.add(attention + "q_norm.weight", {whole ? query : c.head_dim});
+      layer.key_norm = m.add(attention + "k_norm.weight", {whole ? key : c.head_dim});
     }
-    const auto up = m.add_neighbours({mlp + "gate_proj.weight", mlp + "up_proj.weight"},
-                                     {c.mlp, c.mlp}, c.embed);
-    layer.up = {{up[0], {}}, {up[1], {}}};
-    layer.down.weight = m.add(mlp + "down_proj.weight", {c.embed, c.mlp});
+    if (c.moe.experts > 0 && i >= c.moe.dense_layers) {
+      layer.mixture = m.add_mixture(mlp);
+    } else {
+      layer.up = m.add_up(mlp, c.mlp);
+      layer.down.weight = m.add(mlp + "down_proj.weight", {c.embed, c.mlp});
+    }
     layer.before_attention.weight = m.add(layer.name + ".input_layernorm.weight", {c.embed});
     layer.before_mlp.weight = m.add(layer.name + ".post_attention_layernorm.weight", {c.embed});
     m.layers_.push_back(layer);

@@ -18,35 +18,41 @@ struct AxisRule {
 };
 
 const std::vector<AxisRule>& axis_rules() {
-  static const std::vector<AxisRule> rules = {{"embed_tokens.weight", {"vocab", "embed"}},
-                                              {"wte.weight", {"vocab", "embed"}},
-                                              {"lm_head.weight", {"vocab", "embed"}},
-                                              {"wpe.weight", {"position", "embed"}},
-                                              {"q_proj.weight", {"heads", "embed"}},
-                                              {"q_proj.bias", {"heads"}},
-                                              {"k_proj.weight", {"kv_heads", "embed"}},
-                                              {"k_proj.bias", {"kv_heads"}},
-                                              {"v_proj.weight", {"kv_heads", "embed"}},
-                                              {"v_proj.bias", {"kv_heads"}},
-                                              {"o_proj.weight", {"embed", "heads"}},
-                                              {"gate_proj.weight", {"mlp", "embed"}},
-                                              {"up_proj.weight", {"mlp", "embed"}},
-                                              {"down_proj.weight", {"embed", "mlp"}},
-                                              {"c_attn.weight", {"embed", "qkv"}},
-                                              {"c_attn.bias", {"qkv"}},
-                                              {"attn.c_proj.weight", {"heads", "embed"}},
-                                              {"attn.c_proj.bias", {"embed"}},
-                                              {"c_fc.weight", {"embed", "mlp"}},
-                                              {"c_fc.bias", {"mlp"}},
-                                              {"mlp.c_proj.weight", {"mlp", "embed"}},
-                                              {"mlp.c_proj.bias", {"embed"}},
-                                              {"norm.weight", {"norm"}},
-                                              {"ln_1.weight", {"norm"}},
-                                              {"ln_1.bias", {"norm"}},
-                                              {"ln_2.weight", {"norm"}},
-                                              {"ln_2.bias", {"norm"}},
-                                              {"ln_f.weight", {"norm"}},
-                                              {"ln_f.bias", {"norm"}}};
+  static const std::vector<AxisRule> rules = {
+      {"embed_tokens.weight", {"vocab", "embed"}},
+      {"wte.weight", {"vocab", "embed"}},
+      {"lm_head.weight", {"vocab", "embed"}},
+      {"wpe.weight", {"position", "embed"}},
+      {"q_proj.weight", {"heads", "embed"}},
+      {"q_proj.bias", {"heads"}},
+      {"k_proj.weight", {"kv_heads", "embed"}},
+      {"k_proj.bias", {"kv_heads"}},
+      {"v_proj.weight", {"kv_heads", "embed"}},
+      {"v_proj.bias", {"kv_heads"}},
+      {"o_proj.weight", {"embed", "heads"}},
+      {"router.weight", {"router", "embed"}},
+      {"shared_expert_gate.weight", {"router", "embed"}},
+      {"experts.gate_proj.weight", {"expert", "mlp", "embed"}},
+      {"experts.up_proj.weight", {"expert", "mlp", "embed"}},
+      {"experts.down_proj.weight", {"expert", "embed", "mlp"}},
+      {"gate_proj.weight", {"mlp", "embed"}},
+      {"up_proj.weight", {"mlp", "embed"}},
+      {"down_proj.weight", {"embed", "mlp"}},
+      {"c_attn.weight", {"embed", "qkv"}},
+      {"c_attn.bias", {"qkv"}},
+      {"attn.c_proj.weight", {"heads", "embed"}},
+      {"attn.c_proj.bias", {"embed"}},
+      {"c_fc.weight", {"embed", "mlp"}},
+      {"c_fc.bias", {"mlp"}},
+      {"mlp.c_proj.weight", {"mlp", "embed"}},
+      {"mlp.c_proj.bias", {"embed"}},
+      {"norm.weight", {"norm"}},
+      {"ln_1.weight", {"norm"}},
+      {"ln_1.bias", {"norm"}},
+      {"ln_2.weight", {"norm"}},
+      {"ln_2.bias", {"norm"}},
+      {"ln_f.weight", {"norm"}},
+      {"ln_f.bias", {"norm"}}};
   return rules;
 }
 
@@ -101,8 +107,12 @@ double LanguageModel::flops_per_token(std::int64_t sequence) const {
   const double key = static_cast<double>(c.kv_heads * c.head_dim);
   const double embed = static_cast<double>(c.embed), layers = static_cast<double>(c.layers);
   const double mlp = static_cast<double>(c.family == "gpt2" ? 2 * c.mlp : 3 * c.mlp);
-  const double layer = embed * (2 * query + 2 * key + mlp);
-  return 6 * (layers * layer + embed * static_cast<double>(c.vocab)) +
+  const double mixed = c.moe.experts > 0 ? layers - static_cast<double>(c.moe.dense_layers) : 0;
+  const double mixture =
+      static_cast<double>(3 * c.moe.expert_mlp * (c.moe.experts_per_token + c.moe.shared_experts) +
+                          c.moe.experts + (c.moe.shared_gate ? 1 : 0));
+  const double weights = layers * (2 * query + 2 * key) + (layers - mixed) * mlp + mixed * mixture;
+  return 6 * embed * (weights + static_cast<double>(c.vocab)) +
          12 * layers * query * static_cast<double>(sequence);
 }
 
@@ -123,6 +133,7 @@ recipe::Model resolve(recipe::Model c, std::int64_t sequence) {
     c.head_dim = c.embed / c.heads;
   }
   if (c.mlp == 0) c.mlp = gpt2 ? 4 * c.embed : (8 * c.embed + 23) / 24 * 8;
+  if (c.moe.experts > 0 && c.moe.expert_mlp == 0) c.moe.expert_mlp = c.mlp;
   if (c.context == 0) c.context = sequence;
   require(found, c.context >= sequence, "context", c.context,
           str("must be at least data.sequence = ", sequence));
@@ -136,6 +147,12 @@ recipe::Model resolve(recipe::Model c, std::int64_t sequence) {
   } else {
     require(found, c.head_dim % 2 == 0, "head_dim", c.head_dim, "must be even, to be rotated");
   }
+  require(found, c.moe.experts == 0 || !gpt2, "moe.experts", c.moe.experts, "must be 0 for gpt2");
+  require(found, c.moe.experts == 0 || c.moe.experts_per_token <= c.moe.experts,
+          "moe.experts_per_token", c.moe.experts_per_token,
+          str("must not be above model.moe.experts = ", c.moe.experts));
+  require(found, c.moe.experts == 0 || c.moe.dense_layers < c.layers, "moe.dense_layers",
+          c.moe.dense_layers, str("must be below model.layers = ", c.layers));
   if (c.dropout < 0 || c.dropout >= 1)
     found.push_back({"model.dropout", "", str(c.dropout), "must be in [0, 1)", ""});
   if (!found.empty()) throw ConfigError(found);

@@ -34,6 +34,7 @@ struct TokenBatch {
 struct Loss {
   torch::Tensor sum;  // fp32 scalar with grad: cross-entropy in nats, summed over valid targets
   std::int64_t tokens = 0;  // valid targets
+  torch::Tensor routers;    // the part of `sum` that is the routers' losses; undefined: none
 };
 
 // Keys the dropout of one forward pass: a pure function of (seed, parameter-like name, step,
@@ -64,7 +65,7 @@ struct Stage {
 
 struct StageOutput {
   torch::Tensor activation;  // [tokens here, embed]: the residual stream; undefined after the last
-  Loss loss;                 // after the last
+  Loss loss;                 // after the last; before it, the stage's routers' losses, if any
 };
 
 class LanguageModel : public torch::nn::Module {
@@ -87,8 +88,18 @@ class LanguageModel : public torch::nn::Module {
   virtual torch::Tensor logits(const torch::Tensor& inputs, const torch::Tensor& documents = {},
                                KvCache* cache = nullptr) = 0;
 
+  // Of a mixture of experts in training; none otherwise (an undefined tensor). How often the tokens
+  // with a target chose each expert in the passes since the last call: int64 [layers with experts,
+  // experts], zeros for layers that did not run. Call it before a step, to forget one that failed,
+  // and after its passes; sum it over ranks that had other micro-batches or other stages; give the
+  // sum to update_balance when the step is applied. Exact, so the same for every layout.
+  virtual torch::Tensor take_routed_counts() { return {}; }
+  // Moves the routers' biases, and what the global aux loss knows of the load. In place.
+  virtual void update_balance(const torch::Tensor& /*counts*/) {}
+
   // Parameter name -> the logical axis of each dimension: vocab, embed, heads, kv_heads, qkv, mlp,
-  // position, norm. "heads" is heads x head_dim, "qkv" GPT-2's three in one, "norm" is never cut.
+  // position, norm, expert, router. "heads" is heads x head_dim, "qkv" GPT-2's three in one, "norm"
+  // and "router" are never cut.
   std::map<std::string, std::vector<std::string>> axes() const;
   // Logical axis -> how it may be cut; axes that are not named may be cut anywhere.
   std::map<std::string, Grain> grains() const;

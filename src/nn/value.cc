@@ -128,6 +128,20 @@ Value norm_heads(const Value& qkv, const Heads& heads, const torch::Tensor& quer
   return with(qkv, norm_heads(qkv.tensor, heads, query_weight, key_weight, eps));
 }
 
+Value norm_whole(const Value& qkv, const torch::Tensor& query_weight,
+                 const torch::Tensor& key_weight, double eps) {
+  if (qkv.type.kind != Kind::replicate)
+    refuse("norm of all heads (model.qk_norm_whole)", "it needs all heads of all tokens", qkv.type);
+  const std::int64_t query = query_weight.size(0), key = key_weight.size(0);
+  const auto part = [&](std::int64_t begin, const torch::Tensor& weight) {
+    const auto x = qkv.tensor.narrow(1, begin, weight.size(0)).contiguous();
+    return add_norm(x, {}, weight, {}, eps).second;
+  };
+  return with(qkv, torch::cat({part(0, query_weight), part(query, key_weight),
+                               qkv.tensor.narrow(1, query + key, key)},
+                              1));
+}
+
 Value attention(const Value& qkv, AttentionCall call) {
   if (qkv.type.kind != Kind::replicate && !is_shard(qkv.type, 1))
     refuse("attention", "it needs whole heads of all tokens", qkv.type);

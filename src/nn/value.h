@@ -51,6 +51,10 @@ Value swiglu(const Value& gate_up);
 Value gelu(const Value& x);
 Value norm_heads(const Value& qkv, const Heads& heads, const torch::Tensor& query_weight,
                  const torch::Tensor& key_weight, double eps);
+// RMS norm of all query heads together, and of all key heads (OLMoE): the weights' sizes say how
+// wide. Not on cut heads.
+Value norm_whole(const Value& qkv, const torch::Tensor& query_weight,
+                 const torch::Tensor& key_weight, double eps);
 // call.qkv is set from `qkv`.
 Value attention(const Value& qkv, AttentionCall call);
 // x * mask, of which `mask` [rows, features] is whole.
