@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "checkpoint/stored_tensors.h"
+#include "nn/hugging_face_names.h"
 
 namespace tutti::nn {
 
@@ -84,16 +85,11 @@ std::string shape_text(torch::IntArrayRef shape) {
   return text.empty() ? "scalar" : text;
 }
 
-std::map<std::string, torch::Tensor> parameters_of(const LanguageModel& model) {
-  std::map<std::string, torch::Tensor> result;
-  for (const auto& p : model.named_parameters()) result[p.key()] = p.value();
-  return result;
-}
-
 }  // namespace
 
 void load_weights(LanguageModel& model, const fs::path& folder) {
-  const auto wanted = parameters_of(model);
+  const auto named = hugging_face_tensors(model);
+  const std::map<std::string, torch::Tensor> wanted(named.begin(), named.end());
   std::vector<StoredFile> files;
   for (const auto& path : weight_files(folder)) files.emplace_back(path);
 
@@ -137,14 +133,15 @@ void save_pretrained(const LanguageModel& model, const fs::path& folder,
   const auto type = torch_type(options.dtype);
   std::vector<std::vector<std::string>> shards;
   std::uint64_t in_shard = 0, total = 0;
-  const auto parameters = model.named_parameters();
-  for (const auto& p : parameters) {
-    const auto bytes = static_cast<std::uint64_t>(p.value().numel()) * size_of(options.dtype);
+  const auto named = hugging_face_tensors(model);
+  const std::map<std::string, torch::Tensor> tensors_of(named.begin(), named.end());
+  for (const auto& [name, tensor] : named) {
+    const auto bytes = static_cast<std::uint64_t>(tensor.numel()) * size_of(options.dtype);
     if (shards.empty() || in_shard + bytes > options.shard_bytes) {
       shards.emplace_back();
       in_shard = 0;
     }
-    shards.back().push_back(p.key());
+    shards.back().push_back(name);
     in_shard += bytes;
     total += bytes;
   }
@@ -160,10 +157,11 @@ void save_pretrained(const LanguageModel& model, const fs::path& folder,
     std::vector<torch::Tensor> alive;
     std::vector<std::pair<std::string, StoredTensor>> tensors;
     for (const auto& name : shards[i]) {
-      alive.push_back(parameters[name].detach().to(torch::kCPU, type).contiguous());
+      const torch::Tensor& tensor = tensors_of.at(name);
+      alive.push_back(tensor.detach().to(torch::kCPU, type).contiguous());
       const auto* data = static_cast<const std::byte*>(alive.back().data_ptr());
       tensors.push_back(
-          {name, {options.dtype, parameters[name].sizes().vec(), {data, alive.back().nbytes()}}});
+          {name, {options.dtype, tensor.sizes().vec(), {data, alive.back().nbytes()}}});
       map[name] = file;
     }
     write_stored(folder / file, tensors);

@@ -1,6 +1,9 @@
 // Folders that Hugging Face's transformers reads and writes: config.json with safetensors weights,
 // one file or several with an index. Families: LlamaForCausalLM, MistralForCausalLM (without a
-// sliding window), Qwen2ForCausalLM, Qwen3ForCausalLM, GPT2LMHeadModel.
+// sliding window), Qwen2ForCausalLM, Qwen3ForCausalLM, GPT2LMHeadModel, and the mixtures of experts
+// MixtralForCausalLM, OlmoeForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Dots1ForCausalLM
+// (DeepSeek-V3's router and shared experts with grouped attention; multi-head latent attention is
+// not supported).
 //
 // Mistakes in a folder's content throw ConfigError, all at once; unreadable or damaged files and a
 // full disk throw WorldError.

@@ -3,72 +3,15 @@
 
 #include "base/error.h"
 #include "nn/hugging_face.h"
+#include "nn/hugging_face_fields.h"
 
 namespace tutti::nn {
 namespace {
 
 constexpr const char* supported =
-    "GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
-
-// Reads fields of one JSON object and collects what is wrong with them.
-class Fields {
- public:
-  Fields(const Json& json, std::string origin) : json_(json), origin_(std::move(origin)) {}
-
-  bool has(const char* name) const { return json_.contains(name) && !json_[name].is_null(); }
-
-  std::int64_t size(const char* name, std::int64_t fallback = 0) {
-    if (!has(name)) {
-      if (fallback == 0) wrong(name, "(absent)", "must be there");
-      return fallback;
-    }
-    if (json_[name].is_number_integer() && json_[name] > 0) return json_[name].get<std::int64_t>();
-    wrong(name, json_[name].dump(), "must be a whole number above 0");
-    return 1;
-  }
-  double number(const char* name, double fallback) {
-    if (!has(name)) return fallback;
-    if (json_[name].is_number()) return json_[name].get<double>();
-    wrong(name, json_[name].dump(), "must be a number");
-    return fallback;
-  }
-  bool flag(const char* name, bool fallback) {
-    if (!has(name)) return fallback;
-    if (json_[name].is_boolean()) return json_[name].get<bool>();
-    wrong(name, json_[name].dump(), "must be true or false");
-    return fallback;
-  }
-  std::string text(const char* name, const std::string& fallback) {
-    if (!has(name)) return fallback;
-    if (json_[name].is_string()) return json_[name].get<std::string>();
-    wrong(name, json_[name].dump(), "must be a text");
-    return fallback;
-  }
-  void wrong(const char* name, const std::string& value, const std::string& rule) {
-    violations_.push_back({name, origin_, value, rule, ""});
-  }
-  void must_be(const char* name, const std::string& value,
-               std::initializer_list<const char*> legal) {
-    std::string list;
-    for (const char* one : legal) {
-      if (value == one) return;
-      list += (list.empty() ? "" : " or ") + std::string(one);
-    }
-    wrong(name, value, "must be " + list + " here");
-  }
-  void must_be_off(const char* name) {
-    if (flag(name, false)) wrong(name, "true", "is not supported here");
-  }
-  void finish() const {
-    if (!violations_.empty()) throw ConfigError(violations_);
-  }
-  const Json& json() const { return json_; }
-
- private:
-  const Json& json_;
-  std::string origin_;
-  std::vector<Violation> violations_;
-};
+    "GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "
+    "MixtralForCausalLM, OlmoeForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, "
+    "Dots1ForCausalLM";
 
 std::string architecture_of(const Json& config, const std::string& origin) {
   if (config.is_object() && config.contains("architectures") &&
@@ -81,10 +24,15 @@ std::string architecture_of(const Json& config, const std::string& origin) {
   if (kind == "mistral") return "MistralForCausalLM";
   if (kind == "qwen2") return "Qwen2ForCausalLM";
   if (kind == "qwen3") return "Qwen3ForCausalLM";
+  if (kind == "mixtral") return "MixtralForCausalLM";
+  if (kind == "olmoe") return "OlmoeForCausalLM";
+  if (kind == "qwen2_moe") return "Qwen2MoeForCausalLM";
+  if (kind == "qwen3_moe") return "Qwen3MoeForCausalLM";
+  if (kind == "dots1") return "Dots1ForCausalLM";
   throw ConfigError({{"architectures", origin, kind, str("must be one of ", supported), ""}});
 }
 
-recipe::Model from_gpt2(Fields& f) {
+recipe::Model from_gpt2(JsonFields& f) {
   recipe::Model m;
   m.family = "gpt2";
   m.vocab = f.size("vocab_size");
@@ -107,11 +55,11 @@ recipe::Model from_gpt2(Fields& f) {
   return m;
 }
 
-void read_rope(Fields& f, recipe::Model& m) {
+void read_rope(JsonFields& f, recipe::Model& m) {
   static const Json none = Json::object();
   const char* name = f.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const Json& given = f.has(name) && f.json()[name].is_object() ? f.json()[name] : none;
-  Fields rope(given, std::string());
+  JsonFields rope(given, std::string());
   m.rope_theta = rope.number("rope_theta", f.number("rope_theta", 10000));
   const std::string kind = rope.text("rope_type", rope.text("type", "default"));
   f.must_be(name, kind, {"default", "linear", "llama3"});
@@ -128,7 +76,16 @@ void read_rope(Fields& f, recipe::Model& m) {
   rope.finish();
 }
 
-recipe::Model from_llama(Fields& f, const std::string& architecture) {
+// Whether sliding_window counts.
+bool slides(JsonFields& f, const std::string& architecture, std::int64_t layers) {
+  if (architecture == "Dots1ForCausalLM")
+    return f.has("layer_types")
+               ? f.json()["layer_types"].dump().find("sliding") != std::string::npos
+               : f.amount("max_window_layers") < layers;
+  return f.flag("use_sliding_window", !architecture.starts_with("Qwen"));
+}
+
+recipe::Model from_llama(JsonFields& f, const std::string& architecture) {
   const bool qwen2 = architecture == "Qwen2ForCausalLM", qwen3 = architecture == "Qwen3ForCausalLM";
   recipe::Model m;
   m.family = "llama";
@@ -145,11 +102,12 @@ recipe::Model from_llama(Fields& f, const std::string& architecture) {
   m.tied = f.flag("tie_word_embeddings", false);
   m.qkv_bias = qwen2;
   m.qk_norm = qwen3;
+  if (has_experts(architecture)) read_experts(f, architecture, m);
   f.must_be("hidden_act", f.text("hidden_act", "silu"), {"silu", "swish"});
   f.must_be_off("attention_bias");  // a bias on o_proj too
   f.must_be_off("mlp_bias");
-  if (f.has("sliding_window") && f.flag("use_sliding_window", !qwen2 && !qwen3) &&
-      f.size("sliding_window", 1) < m.context)
+  if (f.has("sliding_window") && slides(f, architecture, m.layers) &&
+      f.amount("sliding_window") < m.context)
     f.wrong("sliding_window", f.json()["sliding_window"].dump(),
             "is not supported below max_position_embeddings");
   if (m.heads % m.kv_heads != 0)
@@ -192,41 +150,49 @@ Json gpt2_json(const recipe::Model& m) {
 }
 
 Json llama_json(const recipe::Model& m) {
-  if (m.qkv_bias && m.qk_norm)
+  if (m.moe.experts == 0 && m.qk_norm_whole)
+    throw ConfigError({{"model.qk_norm_whole", "", "on",
+                        "cannot be exported without experts: no architecture of Hugging Face that "
+                        "we know has it",
+                        ""}});
+  if (m.moe.experts == 0 && m.qkv_bias && m.qk_norm)
     throw ConfigError({{"model.qk_norm", "", "true",
                         "cannot be exported together with model.qkv_bias: no architecture of "
                         "Hugging Face has both",
                         ""}});
-  const char* architecture = m.qk_norm    ? "Qwen3ForCausalLM"
-                             : m.qkv_bias ? "Qwen2ForCausalLM"
-                                          : "LlamaForCausalLM";
-  return {{"architectures", {architecture}},
-          {"model_type", m.qk_norm    ? "qwen3"
-                         : m.qkv_bias ? "qwen2"
-                                      : "llama"},
-          {"hidden_act", "silu"},
-          {"vocab_size", m.vocab},
-          {"hidden_size", m.embed},
-          {"intermediate_size", m.mlp},
-          {"num_hidden_layers", m.layers},
-          {"num_attention_heads", m.heads},
-          {"num_key_value_heads", m.kv_heads},
-          {"head_dim", m.head_dim},
-          {"max_position_embeddings", m.context},
-          {"rms_norm_eps", m.norm_eps},
-          {"rope_theta", m.rope_theta},
-          {"rope_scaling", m.rope_scaling.kind == "none" ? Json() : rope_json(m)},
-          {"rope_parameters", rope_json(m)},
-          {"attention_bias", false},
-          {"attention_dropout", m.dropout},
-          {"mlp_bias", false}};
+  const std::string architecture = m.moe.experts > 0 ? architecture_with_experts(m)
+                                   : m.qk_norm       ? "Qwen3ForCausalLM"
+                                   : m.qkv_bias      ? "Qwen2ForCausalLM"
+                                                     : "LlamaForCausalLM";
+  Json json{{"architectures", {architecture}},
+            {"model_type", m.qk_norm    ? "qwen3"
+                           : m.qkv_bias ? "qwen2"
+                                        : "llama"},
+            {"hidden_act", "silu"},
+            {"vocab_size", m.vocab},
+            {"hidden_size", m.embed},
+            {"intermediate_size", m.mlp},
+            {"num_hidden_layers", m.layers},
+            {"num_attention_heads", m.heads},
+            {"num_key_value_heads", m.kv_heads},
+            {"head_dim", m.head_dim},
+            {"max_position_embeddings", m.context},
+            {"rms_norm_eps", m.norm_eps},
+            {"rope_theta", m.rope_theta},
+            {"rope_scaling", m.rope_scaling.kind == "none" ? Json() : rope_json(m)},
+            {"rope_parameters", rope_json(m)},
+            {"attention_bias", false},
+            {"attention_dropout", m.dropout},
+            {"mlp_bias", false}};
+  if (m.moe.experts > 0) json.update(experts_json(m));
+  return json;
 }
 
 }  // namespace
 
 recipe::Model from_hugging_face(const Json& config, const std::string& origin) {
   const std::string architecture = architecture_of(config, origin);
-  Fields fields(config, origin);
+  JsonFields fields(config, origin);
   recipe::Model model;
   if (architecture == "GPT2LMHeadModel") {
     model = from_gpt2(fields);
