@@ -98,7 +98,20 @@ const std::vector<Bad>& bad_recipes() {
       {data + "schedule: {kind: cosin}\n", {"did you mean cosine?"}},
       {data + "parallel: {bucket_bytes: 4 parsecs}\n",
        {"parallel.bucket_bytes = 4 parsecs: must be a size in bytes", "the default is 4194304"}},
-      {data + "parallel: {engine: sharded}\n", {"parallel.engine = sharded: must be replicated"}},
+      {data + "parallel: {engine: fsdp}\n",
+       {"parallel.engine = fsdp: must be one of replicated, sharded, mesh",
+        "did you mean sharded?"}},
+      {data + "parallel: {zero: 4}\n", {"whole number from 0 to 3; the nearest is 3"}},
+      {data + "parallel: {context_kind: a2a}\n", {"did you mean ulysses?"}},
+      {data + "parallel: {pipeline_schedule: zbv}\n", {"did you mean zb-v?"}},
+      {data + "parallel: {pipeline_cut: 3 2 x}\n",
+       {"parallel.pipeline_cut = 3 2 x: must be even, or the layers of each stage, like 3 2 2 1"}},
+      {data + "parallel: {tp: 2}\n", {"did you mean parallel.tensor?"}},
+      {data + "tensor_parallel_size: 2\n", {"did you mean parallel.tensor?"}},
+      {data + "parallel: {pp: 2, cp: 2, ep: 2}\n",
+       {"did you mean parallel.pipeline?", "did you mean parallel.context?",
+        "did you mean parallel.expert?"}},
+      {data + "fsdp: on\n", {"did you mean parallel.engine?"}},
 
       // Sources.
       {"data: {train: []}\n", {"r.yaml:1: data.train: is missing"}},
@@ -123,6 +136,11 @@ const std::vector<Bad>& bad_recipes() {
       {data + "batch: {global: 8, micro: 8}\nparallel: {workers: 2}\n",
        {"must divide the 1 micro-batches",
         "parallel.workers = 1, or batch.global = 16, or batch.micro = 4"}},
+      {data + "batch: {global: 12, micro: 2}\nparallel: {engine: mesh, workers: 16, tensor: 4}\n",
+       {"parallel.workers = 16: is 4 data ranks of 4 workers; their number must divide the 6 "
+        "micro-batches of a step",
+        "nearest are parallel.workers = 12 or 24, or batch.global = 8 or 16, or batch.micro = 1 or "
+        "3"}},
       {data + "model: {embed: 100, heads: 8}\n",
        {"model.heads = 8: must divide model.embed = 100; nearest are 5 or 10, or set "
         "model.head_dim"}},

@@ -10,8 +10,8 @@ namespace {
 using Unit = Duration::Unit;
 using Names = std::vector<std::string>;
 
-// The divisors of `number` next to `near`: "4 or 8".
-std::string nearest_divisors(std::int64_t number, std::int64_t near) {
+// The divisors of `number` next to `near`, each times `scale`: "4 or 8".
+std::string nearest_divisors(std::int64_t number, std::int64_t near, std::int64_t scale = 1) {
   std::int64_t below = 1, above = number;
   const auto meet = [&](std::int64_t divisor) {
     if (divisor <= near) below = std::max(below, divisor);
@@ -22,7 +22,8 @@ std::string nearest_divisors(std::int64_t number, std::int64_t near) {
     meet(d);
     meet(number / d);
   }
-  return near >= number ? str(number) : below == above ? str(below) : str(below, " or ", above);
+  if (near >= number) return str(number * scale);
+  return below == above ? str(below * scale) : str(below * scale, " or ", above * scale);
 }
 
 // The multiples of `unit` next to `near`.
@@ -64,15 +65,21 @@ void check_batch(const Recipe& r, Rules& rules) {
                 str("nearest are batch.micro = ", nearest_divisors(global, micro),
                     ", or batch.global = ", nearest_multiples(micro, global)));
   if (global % micro) return;
-  const std::int64_t parts = global / micro;
-  std::string remedy = str("nearest are parallel.workers = ", nearest_divisors(parts, workers),
-                           ", or batch.global = ", nearest_multiples(micro * workers, global));
-  if (global % workers == 0)
-    remedy += str(", or batch.micro = ", nearest_divisors(global / workers, micro));
-  rules.require(
-      parts % workers == 0, {"parallel.workers", "batch.micro", "batch.global"}, workers,
-      str("must divide the ", parts, " micro-batches of a step (batch.global / batch.micro)"),
-      remedy);
+  const std::int64_t parts = global / micro, each = model_ranks(r.parallel);  // of one data rank
+  if (workers % each) return;  // plan/layout.h refuses it
+  const std::int64_t data = workers / each;
+  std::string remedy = str("nearest are parallel.workers = ", nearest_divisors(parts, data, each));
+  remedy += str(", or batch.global = ", nearest_multiples(micro * data, global));
+  if (global % data == 0)
+    remedy += str(", or batch.micro = ", nearest_divisors(global / data, micro));
+  const std::string rule =
+      str("must divide the ", parts, " micro-batches of a step (batch.global / batch.micro)");
+  const std::string ranks =
+      each == 1 ? "" : str("is ", data, " data ranks of ", each, " workers; their number ");
+  rules.require(parts % data == 0,
+                {"parallel.workers", "batch.micro", "batch.global", "parallel.tensor",
+                 "parallel.context", "parallel.pipeline"},
+                workers, ranks + rule, remedy);
 }
 
 void check_heads(const Recipe& r, Rules& rules) {

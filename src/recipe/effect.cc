@@ -98,6 +98,19 @@ void note_run(const Recipe& r, Notes& notes) {
              "logging.report is off");
 }
 
+// What is refused with the wrong engine or degrees (plan/layout.h) is not said here too.
+void note_layout(const Parallel& p, Notes& notes) {
+  notes.idle(p.zero != 3, {"parallel.prefetch", "parallel.reshard_after_forward"},
+             "parallel.zero is not 3");
+  notes.idle(p.tensor == 1, {"parallel.sequence_parallel"}, "parallel.tensor is 1");
+  notes.idle(p.context == 1, {"parallel.context_kind"}, "parallel.context is 1");
+  notes.idle(p.pipeline == 1, {"parallel.pipeline_schedule"}, "parallel.pipeline is 1");
+  const std::int64_t data = p.workers / model_ranks(p);
+  const bool copies = data > 1 && (p.zero < 3 || (p.shard > 0 && p.shard < data));
+  notes.idle(!copies && p.tensor == 1 && p.context == 1, {"parallel.watch_divergence"},
+             "no two workers hold the same state");
+}
+
 }  // namespace
 
 std::vector<Violation> without_effect(const Recipe& recipe, const Where& where) {
@@ -107,6 +120,7 @@ std::vector<Violation> without_effect(const Recipe& recipe, const Where& where) 
   note_optimizer(recipe, notes);
   note_data(recipe, notes);
   note_run(recipe, notes);
+  note_layout(recipe.parallel, notes);
   return notes.found();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -83,6 +84,23 @@ Field file_name(const char* name, const char* doc, At at) {
   return make(name, Kind::text, doc,
               "must be a name of 1 to 100 bytes without '/', not starting with '.'", at, convert,
               itself);
+}
+
+// "even", or whole numbers with blanks between.
+template <class At>
+Field cut(const char* name, const char* doc, At at) {
+  const auto convert = [](const std::string& value) -> std::optional<std::string> {
+    std::istringstream words(value);
+    std::string word, clean;
+    while (words >> word) {
+      const auto layers = parse_count(word);
+      if (value != "even" && (!layers || *layers < 0 || *layers > 10000)) return std::nullopt;
+      clean += (clean.empty() ? "" : " ") + word;
+    }
+    return clean.empty() ? std::nullopt : std::optional(clean);
+  };
+  return make(name, Kind::text, doc, "must be even, or the layers of each stage, like 3 2 2 1", at,
+              convert, itself);
 }
 
 template <class At>
@@ -329,18 +347,76 @@ std::vector<Field> optimizer_fields() {
   };
 }
 
-std::vector<Field> machine_fields() {
+const Limits ranks{1, {}, 65536, {}}, any_ranks{0, {}, 65536, {}};
+
+std::vector<Field> parallel_fields() {
   return {
-      count("parallel.workers", "Number of processes; divides the micro-batches of a step.",
-            Limits{1, {}, 65536, {}}, AT(parallel.workers)),
-      choice("parallel.engine", "How the model is spread.", {"replicated"}, AT(parallel.engine)),
-      count("parallel.threads", "Intra-op threads a worker; 0: cores / workers.",
-            Limits{0, {}, 65536, {}}, AT(parallel.threads)),
+      count("parallel.workers",
+            "Number of processes: data x context x tensor x pipeline ranks. The data ranks divide "
+            "the micro-batches of a step.",
+            ranks, AT(parallel.workers)),
+      choice("parallel.engine",
+             "How the model is spread: copies, shards of the state (ZeRO), or a mesh of any "
+             "degrees.",
+             {"replicated", "sharded", "mesh"}, AT(parallel.engine)),
+      count("parallel.threads", "Intra-op threads a worker; 0: cores / workers.", any_ranks,
+            AT(parallel.threads)),
       choice("parallel.transport", "What collectives run over.", {"auto", "shm", "gloo"},
              AT(parallel.transport)),
       bytes("parallel.bucket_bytes", "Gradients reduced at a time.", Limits{1, {}, 0x1p40, {}},
             AT(parallel.bucket_bytes)),
       onoff("parallel.overlap", "Reduce a bucket while backward goes on.", AT(parallel.overlap)),
+      count("parallel.zero",
+            "ZeRO stage (sharded, mesh): data ranks share 1 the optimizer's state, 2 also the "
+            "gradients, 3 also the parameters; 0: nothing.",
+            Limits{0, {}, 3, {}}, AT(parallel.zero)),
+      count("parallel.shard",
+            "Data ranks that share one copy of that; divides the data ranks; 0: all of them.",
+            any_ranks, AT(parallel.shard)),
+      onoff("parallel.prefetch", "zero 3: gather the next unit while one is computed.",
+            AT(parallel.prefetch)),
+      onoff("parallel.reshard_after_forward",
+            "zero 3: let go of a unit between its forward and its backward pass.",
+            AT(parallel.reshard_after_forward)),
+      count("parallel.tensor", "Ranks over which heads, mlp and vocab are cut (mesh).", ranks,
+            AT(parallel.tensor)),
+      onoff("parallel.sequence_parallel",
+            "Cut tokens over the tensor ranks between matrix products.",
+            AT(parallel.sequence_parallel)),
+      count("parallel.context", "Ranks over which a sequence is cut (mesh).", ranks,
+            AT(parallel.context)),
+      choice("parallel.context_kind",
+             "What attention does then: keys go round a ring, are gathered, tokens are exchanged "
+             "for heads, or rings of such exchanges.",
+             {"ring", "gather", "ulysses", "mixed"}, AT(parallel.context_kind)),
+      count("parallel.ulysses",
+            "mixed: context ranks that exchange heads; divides context; the others form rings.",
+            any_ranks, AT(parallel.ulysses)),
+      count("parallel.pipeline", "Ranks over which layers are dealt (mesh).", ranks,
+            AT(parallel.pipeline)),
+      choice("parallel.pipeline_schedule", "The order of its passes (plan/pipeline_schedule.h).",
+             {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"},
+             AT(parallel.pipeline_schedule)),
+      count("parallel.pipeline_chunks",
+            "Stages a pipeline rank: 2 for zb-v and dualpipe-v, more than 1 for interleaved.",
+            Limits{1, {}, 1e4, {}}, AT(parallel.pipeline_chunks)),
+      cut("parallel.pipeline_cut", "Layers of each stage, first to last, or even.",
+          AT(parallel.pipeline_cut)),
+      count("parallel.expert", "Ranks over which the experts of a layer are dealt (mesh).", ranks,
+            AT(parallel.expert)),
+      count("parallel.expert_tensor", "Ranks over which each expert is cut (mesh).", ranks,
+            AT(parallel.expert_tensor)),
+      text("parallel.rules",
+           "Logical axes cut otherwise than by default, like mlp=none vocab=none (mesh).",
+           AT(parallel.rules)),
+      count("parallel.watch_divergence",
+            "Steps between comparisons of the state that ranks hold alike; 0: off.", any_count,
+            AT(parallel.watch_divergence)),
+  };
+}
+
+std::vector<Field> output_fields() {
+  return {
       duration("checkpoint.every", "Time between checkpoints; 0: only at the end.",
                AT(checkpoint.every)),
       count("checkpoint.keep_last", "How many of the newest are kept; 0: all.", any_count,
@@ -370,8 +446,8 @@ std::vector<Field> machine_fields() {
 const std::vector<Field>& fields() {
   static const std::vector<Field> list = [] {
     std::vector<Field> all;
-    for (auto group :
-         {run_fields, model_fields, moe_fields, data_fields, optimizer_fields, machine_fields})
+    for (auto group : {run_fields, model_fields, moe_fields, data_fields, optimizer_fields,
+                       parallel_fields, output_fields})
       append(all, group());
     return all;
   }();

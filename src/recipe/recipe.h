@@ -139,6 +139,9 @@ struct Parallel {
   std::int64_t watch_divergence = 0;       // steps between hashes of replicated state; 0: off
 };
 
+// Workers that compute one data rank's part of a batch together.
+constexpr std::int64_t model_ranks(const Parallel& p) { return p.tensor * p.context * p.pipeline; }
+
 struct Checkpoint {
   Duration every{0, Duration::Unit::steps};  // 0: only at the end
   std::int64_t keep_last = 2;                // 0: all

@@ -67,7 +67,12 @@ constexpr const char* frozen =
     "optimizer.weight_decay optimizer.momentum optimizer.nesterov optimizer.matrix_lr "
     "optimizer.clip schedule.kind schedule.warmup schedule.decay schedule.min_ratio "
     "parallel.workers parallel.engine parallel.threads parallel.transport parallel.bucket_bytes "
-    "parallel.overlap checkpoint.every checkpoint.keep_last checkpoint.keep_every "
+    "parallel.overlap parallel.zero parallel.shard parallel.prefetch "
+    "parallel.reshard_after_forward parallel.tensor parallel.sequence_parallel parallel.context "
+    "parallel.context_kind parallel.ulysses parallel.pipeline parallel.pipeline_schedule "
+    "parallel.pipeline_chunks parallel.pipeline_cut parallel.expert parallel.expert_tensor "
+    "parallel.rules parallel.watch_divergence checkpoint.every checkpoint.keep_last "
+    "checkpoint.keep_every "
     "checkpoint.asynchronous evaluation.every evaluation.batches logging.every "
     "logging.tensorboard logging.report logging.sample_prompt logging.sample_tokens";
 
@@ -261,10 +266,20 @@ TEST_CASE("options without effect are said, and only where they were set") {
   check("checkpoint: {every: 500 steps}\n", "checkpoint.every", "longer than the run");
   check("checkpoint: {keep_every: 5 steps}\n", "checkpoint.keep_every", "checkpoint.every is 0");
   check("parallel: {transport: gloo}\n", "parallel.transport", "one worker");
+  check("parallel: {prefetch: on}\n", "parallel.prefetch", "zero is not 3");
+  check("parallel: {reshard_after_forward: off}\n", "parallel.reshard_after_forward", "not 3");
+  check("parallel: {sequence_parallel: off}\n", "parallel.sequence_parallel", "tensor is 1");
+  check("parallel: {context_kind: ulysses}\n", "parallel.context_kind", "context is 1");
+  check("parallel: {pipeline_schedule: zb-v}\n", "parallel.pipeline_schedule", "pipeline is 1");
+  check("parallel: {watch_divergence: 10}\n", "parallel.watch_divergence", "the same state");
+  check("parallel: {workers: 2, engine: sharded, zero: 3, watch_divergence: 10}\n",
+        "parallel.watch_divergence", "the same state");
   check("logging: {sample_tokens: 0, sample_prompt: x}\n", "logging.sample_prompt", "is 0");
   CHECK(noted(read("", {"data.text_field=body"}), "data.text_field", "no source is a .jsonl"));
   CHECK(read("", {"data.text_field=body", "data.train=a.jsonl"}).notes.empty());
   CHECK(read("").notes.empty());
+  for (const char* watched : {"zero: 2", "zero: 3, shard: 1", "zero: 3, engine: mesh, tensor: 2"})
+    CHECK(read(str("parallel: {workers: 2, watch_divergence: 10, ", watched, "}\n")).notes.empty());
   CHECK(read("optimizer: {name: muon, momentum: 0.9, matrix_lr: 0.1}\n").notes.empty());
 }
 

@@ -86,8 +86,8 @@ are `s`, `m`, `h`, `d`. An amount without a unit is refused. Intervals (`*.every
 are in steps, tokens or epochs; only `duration` may be a time.
 
 ## Rules between fields
-- `batch.micro` divides `batch.global`; `parallel.workers` divides the micro-batches of a step
-  (global / micro).
+- `batch.micro` divides `batch.global`; the data ranks, `parallel.workers` / (tensor x context x
+  pipeline), divide the micro-batches of a step (global / micro).
 - `model.heads` divides `model.embed` unless `model.head_dim` is set; `model.kv_heads` divides
   `model.heads`; gpt2 has as many of both; a llama head is even.
 - `model.context` is not below `data.sequence`; `model.vocab` holds the tokenizer's ids.

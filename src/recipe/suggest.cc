@@ -41,10 +41,66 @@ constexpr std::pair<const char*, const char*> other_names[] = {
     {"warmup_steps", "schedule.warmup"},
     {"nproc", "parallel.workers"},
     {"world_size", "parallel.workers"},
+    {"dp", "parallel.workers"},
+    {"data_parallel_size", "parallel.workers"},
+    {"strategy", "parallel.engine"},
+    {"fsdp", "parallel.engine"},
+    {"ddp", "parallel.engine"},
+    {"zero_stage", "parallel.zero"},
+    {"stage", "parallel.zero"},
+    {"sharding_strategy", "parallel.zero"},
+    {"hsdp", "parallel.shard"},
+    {"data_parallel_shard_degree", "parallel.shard"},
+    {"tp", "parallel.tensor"},
+    {"tensor_parallel", "parallel.tensor"},
+    {"tensor_parallel_size", "parallel.tensor"},
+    {"tensor_parallel_degree", "parallel.tensor"},
+    {"tensor_model_parallel_size", "parallel.tensor"},
+    {"sp", "parallel.sequence_parallel"},
+    {"cp", "parallel.context"},
+    {"context_parallel", "parallel.context"},
+    {"context_parallel_size", "parallel.context"},
+    {"context_parallel_degree", "parallel.context"},
+    {"cp_comm_type", "parallel.context_kind"},
+    {"pp", "parallel.pipeline"},
+    {"pipeline_parallel", "parallel.pipeline"},
+    {"pipeline_parallel_size", "parallel.pipeline"},
+    {"pipeline_parallel_degree", "parallel.pipeline"},
+    {"pipeline_model_parallel_size", "parallel.pipeline"},
+    {"num_stages", "parallel.pipeline"},
+    {"virtual_stages", "parallel.pipeline_chunks"},
+    {"num_chunks", "parallel.pipeline_chunks"},
+    {"ep", "parallel.expert"},
+    {"expert_parallel", "parallel.expert"},
+    {"expert_parallel_size", "parallel.expert"},
+    {"expert_parallel_degree", "parallel.expert"},
+    {"expert_model_parallel_size", "parallel.expert"},
+    {"etp", "parallel.expert_tensor"},
+    {"expert_tensor_parallel_size", "parallel.expert_tensor"},
+    {"logical_axis_rules", "parallel.rules"},
     {"dtype", "precision"},
     {"checkpointing", "recompute"},
     {"save_every", "checkpoint.every"},
     {"eval_every", "evaluation.every"}};
+
+// What other programs call a value of a choice.
+constexpr std::pair<const char*, const char*> other_values[] = {{"ddp", "replicated"},
+                                                                {"data", "replicated"},
+                                                                {"fsdp", "sharded"},
+                                                                {"fsdp2", "sharded"},
+                                                                {"zero", "sharded"},
+                                                                {"hsdp", "sharded"},
+                                                                {"megatron", "mesh"},
+                                                                {"3d", "mesh"},
+                                                                {"hybrid", "mesh"},
+                                                                {"allgather", "gather"},
+                                                                {"usp", "mixed"},
+                                                                {"all-to-all", "ulysses"},
+                                                                {"a2a", "ulysses"},
+                                                                {"zbh1", "zb-h1"},
+                                                                {"zbv", "zb-v"},
+                                                                {"dualpipe", "dualpipe-v"},
+                                                                {"dualpipev", "dualpipe-v"}};
 
 std::string leaf_of(const std::string& name) { return name.substr(name.rfind('.') + 1); }
 
@@ -112,6 +168,15 @@ std::string nearest_legal(const Limits& limits, double value) {
   return "";
 }
 
+std::string choice_meant(const Field& field, const std::string& value) {
+  const auto legal = [&](const char* choice) {
+    return std::find(field.choices.begin(), field.choices.end(), choice) != field.choices.end();
+  };
+  for (const auto& [other, ours] : other_values)
+    if (value == other && legal(ours)) return ours;
+  return nearest(value, field.choices);
+}
+
 std::string duration_meant(const std::string& value) {
   if (const auto count = parse_count(value); count && *count > 0)
     return str("did you mean ", trim(value), " steps?");
@@ -122,7 +187,7 @@ std::string duration_meant(const std::string& value) {
 
 std::string suggest_value(const Field& field, const std::string& value) {
   std::string meant;
-  if (field.kind == Kind::choice) meant = nearest(value, field.choices);
+  if (field.kind == Kind::choice) meant = choice_meant(field, value);
   if (!meant.empty()) return "did you mean " + meant + "?";
   if (field.kind == Kind::duration) meant = duration_meant(value);
   if (!meant.empty()) return meant;
