@@ -222,8 +222,7 @@ Decoder::Stream Decoder::block(std::size_t index, const Stream& in, const Pass& 
   const auto [y, again] =
       add_norm(x, drop(attended, layer.name + ".attention", pass), layer.before_mlp, eps);
   if (layer.mixture) {
-    const Value mixed = mixture(again, *layer.mixture, config_.moe, pass.counted,
-                                is_training() && pass.counted.defined(), trace);
+    const Value mixed = mixture(again, *layer.mixture, config_.moe, pass.tokens, trace);
     return {y, drop(mixed, layer.name + ".mlp", pass)};
   }
   const Value wide = linear(again, layer.up);
@@ -281,7 +280,7 @@ StageOutput Decoder::run_stage(const Stage& stage, const torch::Tensor& in,
   TUTTI_ASSERT(in.defined() != stage.first);
   both_ends_ = stage.first && stage.last;
   const torch::Tensor targets = here(batch.targets, pass.positions);
-  if (is_training()) pass.counted = (targets >= 0).flatten();
+  if (is_training() && config_.moe.experts > 0) count_tokens(targets, pass);
   const Value stream_in{in, pass.heads.tokens(), spread().stream()};
   Tensors losses;
   const Stream stream = through(

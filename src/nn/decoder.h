@@ -55,7 +55,7 @@ class Decoder : public LanguageModel {
     std::int64_t past = 0;
     bool dropping = false;
     DropoutKey key;
-    torch::Tensor counted;  // bool [tokens here]: those with a target; undefined: no loss
+    MixtureTokens tokens;
   };
   using Stream = std::pair<Value, Value>;  // x, delta
 
@@ -76,6 +76,7 @@ class Decoder : public LanguageModel {
   Rope rope(std::int64_t offset, std::int64_t sequence);
   // Adds the routers' losses, if there are any, to `losses`.
   Stream through(const Stage& stage, Stream stream, const Pass& pass, Tensors& losses);
+  void count_tokens(const torch::Tensor& targets, Pass& pass) const;
   void keep_counts(std::size_t index, const MixtureTrace& trace);
   Value final_states(const Stream& stream) const;
   Stream embed(const torch::Tensor& inputs, const Pass& pass) const;

@@ -34,6 +34,14 @@ MixtureParameters Decoder::add_mixture(const std::string& mlp) {
   return p;
 }
 
+void Decoder::count_tokens(const torch::Tensor& targets, Pass& pass) const {
+  pass.tokens = {(targets >= 0).flatten(), {}, pass.heads.batch * pass.length, true};
+  if (pass.positions.defined() && config_.moe.capacity_factor > 0)
+    pass.tokens.places = (torch::arange(pass.heads.batch, torch::kLong).unsqueeze(1) * pass.length +
+                          pass.positions.to(torch::kCPU))
+                             .flatten();
+}
+
 void Decoder::keep_counts(std::size_t index, const MixtureTrace& trace) {
   if (!trace.counts.defined()) return;
   torch::NoGradGuard no_grad;

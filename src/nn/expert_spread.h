@@ -32,6 +32,13 @@ class ExpertSpread {
   }
   virtual torch::Tensor bring_back(const torch::Tensor& rows, const Sent& /*sent*/) { return rows; }
 
+  // earlier_slots (moe.h) of `ids` among those of all such ranks: `rows` and the ranks as below.
+  // Undefined: there are no others.
+  virtual torch::Tensor earlier(const torch::Tensor& /*ids*/, const torch::Tensor& /*places*/,
+                                std::int64_t /*experts*/, const Type& /*rows*/) {
+    return {};
+  }
+
   // Sums over all ranks that hold other tokens of the same micro-batch: over the context axis, and
   // over the tensor axis too if `rows` is Shard(0). Of no gradient; int64, exact.
   virtual torch::Tensor sum_over_tokens(const torch::Tensor& x, const Type& /*rows*/) { return x; }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include "base/error.h"
+#include "nn/test_mixtures.h"
 
 using namespace tutti::nn;
 using tutti::ConfigError, tutti::DType, tutti::Json, tutti::TempFolder;
@@ -18,6 +19,7 @@ std::vector<tutti::recipe::Model> families() {
   all[2].qk_norm = true, all[2].head_dim = 8, all[2].rope_theta = 5000;
   all[3].family = "gpt2", all[3].tied = true, all[3].kv_heads = 4;
   for (auto& one : all) one = resolve(one, 24);
+  for (const auto& [name, mixture] : testing::mixtures()) all.push_back(mixture);
   return all;
 }
 
@@ -26,6 +28,7 @@ std::shared_ptr<LanguageModel> random_model(const tutti::recipe::Model& c, std::
   initialise(*model, seed);
   torch::NoGradGuard no_grad;
   for (auto& p : model->parameters()) p.add_(torch::randn(p.sizes()), 0.1);
+  for (auto& b : model->buffers()) b.copy_(torch::randn(b.sizes()));
   return model;
 }
 
@@ -33,7 +36,25 @@ bool same_weights(const LanguageModel& a, const LanguageModel& b) {
   const auto other = b.named_parameters();
   for (const auto& p : a.named_parameters())
     if (!p.value().equal(other[p.key()])) return false;
+  const auto buffers = b.named_buffers();
+  for (const auto& p : a.named_buffers())
+    if (!p.value().equal(buffers[p.key()])) return false;
   return true;
+}
+
+// What a folder can say of them.
+void check_same(const tutti::recipe::Moe& a, const tutti::recipe::Moe& b) {
+  CHECK(a.experts == b.experts);
+  CHECK(a.experts_per_token == b.experts_per_token);
+  CHECK(a.expert_mlp == b.expert_mlp);
+  CHECK(a.shared_experts == b.shared_experts);
+  CHECK(a.shared_gate == b.shared_gate);
+  CHECK(a.dense_layers == b.dense_layers);
+  CHECK(a.router == b.router);
+  CHECK(a.normalise == b.normalise);
+  CHECK(a.router_scale == b.router_scale);
+  CHECK(a.groups == b.groups);
+  CHECK(a.groups_per_token == b.groups_per_token);
 }
 
 std::size_t mistakes(const std::function<void()>& run) {
@@ -61,6 +82,8 @@ TEST_CASE("hugging face: a saved model comes back, in one file or several") {
       CHECK(bool(read.rope_scaling == config.rope_scaling));
       CHECK(read.head_dim == config.head_dim);
       CHECK(read.tied == config.tied);
+      CHECK(read.qk_norm_whole == config.qk_norm_whole);
+      check_same(read.moe, config.moe);
       auto again = make_model(read);
       load_weights(*again, folder.path());
       CHECK(same_weights(*model, *again));
@@ -136,4 +159,35 @@ TEST_CASE("hugging face: an empty folder and damaged files have clear errors") {
     tutti::write_file(path, flipped);
     CHECK_THROWS(load_weights(*model, folder.path()));
   }
+}
+
+TEST_CASE("hugging face: each mixture of experts has its architecture, others have none") {
+  for (auto [name, config] : testing::mixtures()) {
+    CAPTURE(name);
+    const Json json = to_hugging_face(config, DType::f32);
+    CHECK(json["architectures"][0] == name + "ForCausalLM");
+    CHECK(mistakes([&] { from_hugging_face(json, "c"); }) == 0);
+    config.qkv_bias = !config.qkv_bias;
+    CHECK(mistakes([&] { to_hugging_face(config, DType::f32); }) == 1);
+  }
+}
+
+TEST_CASE("hugging face: what a mixture cannot be here is told") {
+  const auto mistakes_with = [](std::size_t which, const Json& change) {
+    Json json = to_hugging_face(testing::mixtures()[which].second, DType::f32);
+    json.update(change);
+    return mistakes([&] { from_hugging_face(json, "c"); });
+  };
+  CHECK(mistakes_with(0, {{"num_experts_per_tok", 7}}) == 1);
+  CHECK(mistakes_with(0, {{"num_local_experts", nullptr}}) >= 1);
+  CHECK(mistakes_with(0, {{"router_jitter_noise", 0.1}}) == 1);
+  CHECK(mistakes_with(1, {{"clip_qkv", 8.0}}) == 1);
+  CHECK(mistakes_with(2, {{"shared_expert_intermediate_size", 15}}) == 1);
+  CHECK(mistakes_with(2, {{"decoder_sparse_step", 2}}) == 1);
+  CHECK(mistakes_with(3, {{"mlp_only_layers", {1}}}) == 1);
+  CHECK(mistakes_with(3, {{"mlp_only_layers", {0, 1, 2}}}) == 1);
+  CHECK(mistakes_with(3, {{"mlp_only_layers", {0, 1}}}) == 0);
+  CHECK(mistakes_with(4, {{"first_k_dense_replace", 3}}) == 1);
+  CHECK(mistakes_with(4, {{"n_group", 4}}) == 1);
+  CHECK(mistakes_with(4, {{"topk_group", 4}}) == 1);
 }

@@ -57,13 +57,28 @@ torch::Tensor loss_of(const Value& x, const Routing& routing, const torch::Tenso
   }
   const torch::Tensor loss = router_losses(routing, f, counted_here(counted, x), moe);
   if (x.type.kind == Kind::replicate) return loss;
-  return spread().convert(loss, Type::partial(), Type::replicate(), 1, p.router);
+  return spread()
+      .convert(loss.view({1, 1}), Type::partial(), Type::replicate(), 1, p.router)
+      .view({});
+}
+
+SlotOrder order_of(const Value& x, const Routing& routing, const recipe::Moe& moe,
+                   const MixtureTokens& tokens) {
+  const std::int64_t capacity = tokens.limited ? capacity_of(moe, tokens.whole) : 0;
+  if (capacity == 0) return sort_slots(routing.ids, moe.experts);
+  torch::Tensor places =
+      tokens.places.defined() ? tokens.places : torch::arange(x.rows, torch::kLong);
+  if (x.type.kind == Kind::shard) {
+    const Span mine = spread().rows(x.rows);
+    places = places.narrow(0, mine.begin, mine.size);
+  }
+  return sort_slots(routing.ids, moe.experts, capacity,
+                    expert_spread().earlier(routing.ids, places, moe.experts, x.type));
 }
 
 Value through_experts(const Value& x, const Routing& routing, const MixtureParameters& p,
-                      const recipe::Moe& moe, bool training) {
-  const std::int64_t capacity = training ? capacity_of(moe, x.tensor.size(0)) : 0;
-  SlotOrder order = sort_slots(routing.ids, moe.experts, capacity);
+                      const recipe::Moe& moe, const MixtureTokens& tokens) {
+  SlotOrder order = order_of(x, routing, moe, tokens);
   if (spread().placement(p.gate) == Type::shard(0)) {
     const Span mine = spread().part(p.gate);
     order = only(order, mine);
@@ -90,18 +105,18 @@ Value shared(const Value& x, const MixtureParameters& p) {
 }  // namespace
 
 Value mixture(const Value& x, const MixtureParameters& p, const recipe::Moe& moe,
-              const torch::Tensor& counted, bool training, MixtureTrace& trace) {
+              const MixtureTokens& tokens, MixtureTrace& trace) {
   const Value in = to_type(x, wanted(x.type, p), p.gate);
   if (in.type.kind != Kind::replicate) spread().sum_gradient(p.router);
   const bool again = trace.ids.defined();
   const Routing routing = route(nn::linear(in.tensor, {{p.router, {}}}), p.bias, moe, trace.ids);
   trace.ids = routing.ids;
-  if (counted.defined()) {
-    if (!again) trace.counts = count(in, routing, counted, moe);
+  if (tokens.counted.defined()) {
+    if (!again) trace.counts = count(in, routing, tokens.counted, moe);
     if (moe.aux_loss > 0 || moe.z_loss > 0)
-      trace.loss = loss_of(in, routing, counted, p, moe, trace.counts);
+      trace.loss = loss_of(in, routing, tokens.counted, p, moe, trace.counts);
   }
-  Value y = to_type(through_experts(in, routing, p, moe, training), x.type, p.down);
+  Value y = to_type(through_experts(in, routing, p, moe, tokens), x.type, p.down);
   if (!p.shared_up.empty()) y.tensor = y.tensor + shared(x, p).tensor;
   return y;
 }

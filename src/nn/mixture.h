@@ -31,6 +31,14 @@ struct MixtureParameters {
   torch::Tensor load;  // choices a token of the last global batch; sums to experts_per_token
 };
 
+// The tokens of a pass, as they are here before a cut along the tensor axis.
+struct MixtureTokens {
+  torch::Tensor counted;   // bool [tokens]: those with a target; undefined: a pass without a loss
+  torch::Tensor places;    // int64 [tokens]: in the whole micro-batch; undefined: all, in order
+  std::int64_t whole = 0;  // of the micro-batch, all ranks'
+  bool limited = false;    // capacity_factor counts: in training
+};
+
 // What one pass through a layer leaves behind. Give the same one to a recomputed pass: it goes the
 // way of the first and is not counted again.
 struct MixtureTrace {
@@ -39,9 +47,7 @@ struct MixtureTrace {
   torch::Tensor counts;  // int64 [experts]: choices of the micro-batch's counted tokens, all ranks'
 };
 
-// `counted` (bool [tokens here before a cut along the tensor axis]): which tokens have a target;
-// undefined: a pass without a loss. `training` turns capacity on.
 Value mixture(const Value& x, const MixtureParameters& p, const recipe::Moe& moe,
-              const torch::Tensor& counted, bool training, MixtureTrace& trace);
+              const MixtureTokens& tokens, MixtureTrace& trace);
 
 }  // namespace tutti::nn

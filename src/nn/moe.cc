@@ -198,7 +198,8 @@ torch::Tensor plain_combine(const torch::Tensor& rows, const torch::Tensor& weig
                             const SlotOrder& order) {
   const auto padded = torch::cat({rows, torch::zeros({1, rows.size(1)}, rows.options())});
   const auto places = order.places.masked_fill(order.places < 0, rows.size(0)).flatten();
-  const auto slots = padded.index_select(0, places).view({weights.size(0), weights.size(1), -1});
+  const auto slots =
+      padded.index_select(0, places).view({weights.size(0), weights.size(1), rows.size(1)});
   return (slots * weights.unsqueeze(-1)).sum(1);
 }
 
@@ -208,13 +209,14 @@ torch::Tensor plain_experts(const torch::Tensor& rows, const std::vector<std::in
   const auto gates = gate.unbind(0), ups = up.unbind(0), downs = down.unbind(0);
   Tensors parts;
   for (const Run& run : runs_of(counts)) {
-    if (run.rows == 0) continue;
+    if (run.rows == 0 && run.expert > 0) continue;  // one remains: the result has a history
     const auto e = static_cast<std::size_t>(run.expert);
     const auto x = rows.narrow(0, run.begin, run.rows);
     const auto wide = plain::linear(x, {{gates[e], {}}, {ups[e], {}}});
     parts.push_back(torch::linear(plain::swiglu(wide), downs[e]));
   }
-  return parts.empty() ? torch::zeros_like(rows) : torch::cat(parts);
+  if (parts.empty()) return rows + 0 * (gate.sum() + up.sum() + down.sum());  // no experts here
+  return torch::cat(parts);
 }
 
 }  // namespace

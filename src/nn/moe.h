@@ -42,9 +42,16 @@ struct SlotOrder {
   std::vector<std::int64_t> counts;  // rows of each expert
 };
 
-// Sorts by expert, then by token. `capacity` above 0: an expert takes its first `capacity` tokens
+// Of each slot: how many earlier slots, in the order of `places` (int64 [tokens], all different; a
+// token's choices are in their order), go to the same expert. int64, ids' shape; on the CPU.
+torch::Tensor earlier_slots(const torch::Tensor& ids, const torch::Tensor& places,
+                            std::int64_t experts);
+
+// Sorts by expert, then by token. `capacity` above 0: an expert takes its first `capacity` slots
 // in the order of the micro-batch; the later ones are dropped, their weight in combine is 0.
-SlotOrder sort_slots(const torch::Tensor& ids, std::int64_t experts, std::int64_t capacity = 0);
+// `earlier` is earlier_slots of the micro-batch's tokens of which these are some; undefined: all.
+SlotOrder sort_slots(const torch::Tensor& ids, std::int64_t experts, std::int64_t capacity = 0,
+                     const torch::Tensor& earlier = {});
 
 // ceil(factor x tokens x experts_per_token / experts), at least 1; 0 if factor is 0.
 std::int64_t capacity_of(const recipe::Moe& moe, std::int64_t tokens);

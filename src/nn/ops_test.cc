@@ -3,69 +3,20 @@
 
 #include <doctest/doctest.h>
 
-#include <functional>
-
 #include "nn/destination.h"
 #include "nn/gemm.h"
 #include "nn/kernels.h"
 #include "nn/plain.h"
+#include "nn/test_twins.h"
 
 using namespace tutti::nn;
 using torch::Tensor;
-using Values = std::vector<Tensor>;
-using Function = std::function<Values(const Values&)>;
+using tutti::nn::testing::check_twins, tutti::nn::testing::distance, tutti::nn::testing::evaluate;
+using tutti::nn::testing::Function, tutti::nn::testing::Outcome, tutti::nn::testing::Values;
 
 namespace {
 
 Tensor random(std::vector<std::int64_t> shape) { return torch::randn(shape); }
-
-double distance(const Tensor& a, const Tensor& b) {
-  REQUIRE(a.sizes() == b.sizes());
-  if (a.numel() == 0) return 0;
-  const Tensor wide = b.to(torch::kDouble);
-  const double scale = std::max(1.0, wide.abs().max().item<double>());
-  return (a.to(torch::kDouble) - wide).abs().max().item<double>() / scale;
-}
-
-struct Outcome {
-  Values outputs, gradients;
-};
-
-// Every output is contracted with a fixed random tensor, so that all gradients are exercised.
-Outcome evaluate(const Function& function, const Values& inputs, torch::ScalarType type) {
-  Values leaves;
-  for (const auto& input : inputs)
-    leaves.push_back(!input.defined() || !input.is_floating_point()
-                         ? input
-                         : input.to(type).clone().requires_grad_(true));
-  Outcome outcome{function(leaves), {}};
-  torch::manual_seed(7);
-  Tensor total;
-  for (const auto& output : outcome.outputs) {
-    const Tensor part = (output * torch::randn(output.sizes()).to(type)).sum();
-    total = total.defined() ? total + part : part;
-  }
-  total.backward();
-  for (const auto& leaf : leaves)
-    if (leaf.defined() && leaf.is_floating_point()) outcome.gradients.push_back(leaf.grad());
-  return outcome;
-}
-
-// The fused fp32 results against the plain ones in fp64.
-void check_twins(const Function& function, const Values& inputs, double tolerance = 2e-6) {
-  const Outcome ours = evaluate(function, inputs, torch::kFloat);
-  PlainOps plain;
-  const Outcome theirs = evaluate(function, inputs, torch::kDouble);
-  for (std::size_t i = 0; i < ours.outputs.size(); ++i) {
-    CAPTURE(i);
-    CHECK(distance(ours.outputs[i], theirs.outputs[i]) < tolerance);
-  }
-  for (std::size_t i = 0; i < ours.gradients.size(); ++i) {
-    CAPTURE(i);
-    REQUIRE(ours.gradients[i].defined());
-    CHECK(distance(ours.gradients[i], theirs.gradients[i]) < tolerance);
-  }
-}
 
 }  // namespace
 

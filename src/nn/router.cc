@@ -15,12 +15,12 @@ torch::Tensor widened(const torch::Tensor& x) {
 // Experts outside a token's best groups cannot be chosen.
 torch::Tensor within_groups(const torch::Tensor& choice, const recipe::Moe& moe) {
   const std::int64_t tokens = choice.size(0);
-  const auto grouped = choice.view({tokens, moe.groups, -1});
+  const auto grouped = choice.view({tokens, moe.groups, moe.experts / moe.groups});
   const auto strength = std::get<0>(grouped.topk(2, -1)).sum(-1);
   const auto best = std::get<1>(strength.topk(moe.groups_per_token, -1));
   const auto closed = torch::ones({tokens, moe.groups, 1}, choice.options().dtype(torch::kBool))
                           .scatter(1, best.unsqueeze(-1), false);
-  return grouped.masked_fill(closed, -INFINITY).view({tokens, -1});
+  return grouped.masked_fill(closed, -INFINITY).view({tokens, moe.experts});
 }
 
 torch::Tensor decide(const torch::Tensor& probabilities, const torch::Tensor& bias,
@@ -56,7 +56,23 @@ std::int64_t capacity_of(const recipe::Moe& moe, std::int64_t tokens) {
                                 static_cast<std::int64_t>(std::ceil(moe.capacity_factor * share)));
 }
 
-SlotOrder sort_slots(const torch::Tensor& ids, std::int64_t experts, std::int64_t capacity) {
+torch::Tensor earlier_slots(const torch::Tensor& ids, const torch::Tensor& places,
+                            std::int64_t experts) {
+  const auto host = ids.to(torch::kCPU).contiguous();
+  const auto order = places.to(torch::kCPU).argsort().contiguous();
+  torch::Tensor earlier = torch::empty(host.sizes(), torch::kLong);
+  const auto *id = host.data_ptr<std::int64_t>(), *token = order.data_ptr<std::int64_t>();
+  auto* result = earlier.data_ptr<std::int64_t>();
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(experts), 0);
+  const std::int64_t k = host.size(1);
+  for (std::int64_t i = 0; i < host.size(0); ++i)
+    for (std::int64_t s = token[i] * k; s < (token[i] + 1) * k; ++s)
+      result[s] = counts[static_cast<std::size_t>(id[s])]++;
+  return earlier;
+}
+
+SlotOrder sort_slots(const torch::Tensor& ids, std::int64_t experts, std::int64_t capacity,
+                     const torch::Tensor& earlier) {
   const auto host = ids.to(torch::kCPU).contiguous();
   const std::int64_t size = host.numel();
   const auto* id = host.data_ptr<std::int64_t>();
@@ -67,8 +83,11 @@ SlotOrder sort_slots(const torch::Tensor& ids, std::int64_t experts, std::int64_
     return order.counts[static_cast<std::size_t>(id[slot])];
   };
   auto* place = order.places.data_ptr<std::int64_t>();  // first within the expert
-  for (std::int64_t s = 0; s < size; ++s)
-    place[s] = capacity > 0 && count(s) == capacity ? -1 : count(s)++;
+  const auto* before = earlier.defined() ? earlier.data_ptr<std::int64_t>() : nullptr;
+  for (std::int64_t s = 0; s < size; ++s) {
+    const bool dropped = capacity > 0 && (before ? before[s] : count(s)) >= capacity;
+    place[s] = dropped ? -1 : count(s)++;
+  }
   std::vector<std::int64_t> first;
   std::int64_t rows = 0;
   for (const std::int64_t n : order.counts) first.push_back(std::exchange(rows, rows + n));
