@@ -14,7 +14,7 @@ USES = {
     "base": "",
     "recipe": "base",
     "mesh": "base",
-    "plan": "base",
+    "plan": "base recipe mesh",
     "events": "base",
     "launch": "base recipe",
     "checkpoint": "base mesh",
@@ -23,9 +23,9 @@ USES = {
     "collective": "base mesh comm",
     "nn": "base recipe checkpoint",
     "optim": "base recipe checkpoint nn",
-    "parallel": "base recipe mesh checkpoint comm collective nn optim",
-    "train": "base recipe mesh events launch checkpoint data comm collective nn optim parallel",
-    "cli": "base recipe mesh events launch checkpoint data comm collective nn optim parallel train",
+    "parallel": "base recipe mesh plan checkpoint comm collective nn optim",
+    "train": "base recipe mesh plan events launch checkpoint data comm collective nn optim parallel",
+    "cli": "base recipe mesh plan events launch checkpoint data comm collective nn optim parallel train",
 }
 # Of cli, the files of `tutti` itself must not reach libtorch, neither directly nor through a module.
 WORKER_FILE = re.compile(r"^worker_")

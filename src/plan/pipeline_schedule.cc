@@ -205,8 +205,17 @@ const std::vector<Kind>& kinds() {
   return all;
 }
 
-std::vector<Violation> refusals(const std::string& name, const Kind* kind, int ranks, int chunks,
-                                int micro_batches) {
+const Kind* find_kind(const std::string& name) {
+  const auto kind = std::find_if(kinds().begin(), kinds().end(),
+                                 [&](const Kind& other) { return name == other.name; });
+  return kind == kinds().end() ? nullptr : &*kind;
+}
+
+}  // namespace
+
+std::vector<Violation> pipeline_violations(const std::string& name, int ranks, int chunks,
+                                           int micro_batches) {
+  const Kind* kind = find_kind(name);
   std::vector<Violation> wrong;
   const auto refuse = [&](const char* field, const auto& value, const std::string& rule,
                           const std::string& remedy) {
@@ -240,8 +249,6 @@ std::vector<Violation> refusals(const std::string& name, const Kind* kind, int r
   return wrong;
 }
 
-}  // namespace
-
 const char* name_of(Pass pass) {
   constexpr const char* names[] = {"forward", "backward", "input gradient", "weight gradient"};
   return names[static_cast<std::size_t>(pass)];
@@ -258,16 +265,13 @@ const std::vector<std::string>& pipeline_kinds() {
 
 PipelineSchedule make_pipeline_schedule(const std::string& name, int ranks, int chunks,
                                         int micro_batches) {
-  const auto kind = std::find_if(kinds().begin(), kinds().end(),
-                                 [&](const Kind& other) { return name == other.name; });
-  const bool known = kind != kinds().end();
-  const auto wrong = refusals(name, known ? &*kind : nullptr, ranks, chunks, micro_batches);
+  const auto wrong = pipeline_violations(name, ranks, chunks, micro_batches);
   if (!wrong.empty()) throw ConfigError(wrong);
   PipelineSchedule schedule{name, ranks, chunks, micro_batches, {}, {}};
   deal(schedule);
   for (int rank = 0; rank < ranks; ++rank) {
     Order order(schedule, rank);
-    kind->fill(order, schedule, rank);
+    find_kind(name)->fill(order, schedule, rank);
     schedule.orders.push_back(order.take());
   }
   return schedule;

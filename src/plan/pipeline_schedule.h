@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+
 namespace tutti::plan {
 
 enum class Pass {
@@ -51,6 +53,9 @@ const std::vector<std::string>& pipeline_kinds();
 // micro-batches a rank. ConfigError naming all that is wrong and the nearest legal values.
 PipelineSchedule make_pipeline_schedule(const std::string& kind, int ranks, int chunks,
                                         int micro_batches);
+// What it would refuse: fields pipeline.schedule, .ranks, .chunks and .micro_batches.
+std::vector<Violation> pipeline_violations(const std::string& kind, int ranks, int chunks,
+                                           int micro_batches);
 
 // What one pass of one stage takes (any unit of time), and a tensor's way to another rank.
 struct PassCosts {

@@ -1,0 +1,92 @@
+#include "plan/layout.h"
+
+#include "plan/layout_rules.h"
+
+namespace tutti::plan {
+namespace {
+
+using recipe::Recipe;
+
+std::vector<Violation> told(const std::vector<Finding>& all, const Recipe& recipe,
+                            const recipe::Where& where, const std::set<std::string>& bad,
+                            bool also_silent) {
+  std::vector<Violation> violations;
+  for (const Finding& finding : all) {
+    std::string place;
+    bool leave = finding.silent && !also_silent;
+    for (const std::string& field : finding.fields) {
+      leave |= bad.contains(field);
+      if (place.empty() && where) place = where(field);
+    }
+    if (!leave)
+      violations.push_back({finding.fields[0], place, finding.value, finding.rule,
+                            remedy_for(finding, all, recipe)});
+  }
+  return violations;
+}
+
+std::vector<StageLayers> stages_of(const Recipe& recipe) {
+  const recipe::Parallel& p = recipe.parallel;
+  std::vector<std::int64_t> counts = layers_of_cut(p.pipeline_cut);
+  if (counts.empty()) counts = even_cut(recipe.model.layers, p.pipeline * p.pipeline_chunks);
+  std::vector<StageLayers> stages;
+  std::int64_t begin = 0;
+  for (const std::int64_t count : counts) {
+    stages.push_back({begin, begin + count});
+    begin += count;
+  }
+  return stages;
+}
+
+}  // namespace
+
+int Layout::data_rank(int rank) const {
+  return mesh.coordinate(rank, "shard") * replica + mesh.coordinate(rank, "replica");
+}
+
+std::vector<std::int64_t> even_cut(std::int64_t layers, std::int64_t stages) {
+  std::vector<std::int64_t> counts;
+  for (std::int64_t s = 0; s < stages; ++s)
+    counts.push_back(layers / stages + (s < layers % stages ? 1 : 0));
+  return counts;
+}
+
+std::vector<Violation> layout_violations(const Recipe& recipe, const recipe::Where& where,
+                                         const std::set<std::string>& bad) {
+  return told(findings(recipe), recipe, where, bad, false);
+}
+
+Layout make_layout(const Recipe& recipe) {
+  const auto found = findings(recipe);
+  if (!found.empty()) throw ConfigError(told(found, recipe, {}, {}, true));
+  const recipe::Parallel& p = recipe.parallel;
+  TUTTI_ASSERT(recipe.model.from.empty() || p.pipeline == 1,
+               "the layers of model.from are not known");
+  const Sizes sizes(recipe);
+  const auto size = [](std::int64_t ranks) { return static_cast<int>(ranks); };
+  const int workers = size(p.workers), data = size(sizes.data);
+  const int shard = p.zero == 0 ? 1 : p.shard == 0 ? data : size(p.shard);
+  const std::int64_t folded = p.pipeline * p.expert * p.expert_tensor;
+  return {DeviceMesh({{"pipeline", size(p.pipeline)},
+                      {"replica", data / shard},
+                      {"shard", shard},
+                      {"context", size(p.context)},
+                      {"tensor", size(p.tensor)}},
+                     workers),
+          DeviceMesh({{"pipeline", size(p.pipeline)},
+                      {"expert_replica", size(p.workers / folded)},
+                      {"expert", size(p.expert)},
+                      {"expert_tensor", size(p.expert_tensor)}},
+                     workers),
+          p.pipeline == 1
+              ? make_pipeline_schedule("1f1b", 1, 1, size(sizes.micro_batches))
+              : make_pipeline_schedule(p.pipeline_schedule, size(p.pipeline),
+                                       size(p.pipeline_chunks), size(sizes.micro_batches)),
+          stages_of(recipe),
+          layout_rules(p.rules),
+          data,
+          shard,
+          data / shard};
+}
+
+}  // namespace tutti::plan
