@@ -27,6 +27,11 @@ Box intersect(const Box& a, const Box& b);
 // Whether every index of `inner` lies in `outer`; an empty box lies in every box.
 bool contains(const Box& outer, const Box& inner);
 
+// Elements [first, first + count) of `of`, counted in row-major order, as disjoint boxes in that
+// order: as few as it takes, at most 2 x dimensions - 1. Each box's elements lie side by side in
+// the range.
+std::vector<Box> boxes_of_range(const Box& of, std::int64_t first, std::int64_t count);
+
 // "[0:4, 8:16]".
 std::string to_text(const Box& box);
 

@@ -9,10 +9,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "comm/reduction_tree.h"
+#include "mesh/box.h"
 
 namespace tutti::parallel {
 
@@ -60,10 +61,14 @@ struct StepOutcome {
          optimizer_seconds = 0;
 };
 
-// A tensor of the run's state, by its global name, as bytes that lie in the engine.
+// A tensor of the run's state, or a piece of one, by its global name, as bytes that lie in the
+// engine.
 struct StateTensor {
-  std::string name;     // "model/<parameter>", "optimizer.exp_avg/<parameter>", ...
-  torch::Tensor value;  // contiguous; writing into it restores the state
+  std::string name;                     // "model/<parameter>", "optimizer.exp_avg/<parameter>", ...
+  torch::Tensor value;                  // contiguous; writing into it restores the state
+  std::vector<std::int64_t> shape = {};  // global; of a piece only
+  std::optional<Box> box = {};          // which piece; none: the whole, the same on every rank
+  bool owned = true;  // of a piece: whether this is the rank that writes it, among those that have it
 };
 
 struct StepInput {
@@ -82,8 +87,6 @@ class Engine {
   // if a peer is lost or late; nothing was updated then.
   virtual StepOutcome step(const StepInput& input) = 0;
 
-  // The micro-batches of a global batch that this rank computes.
-  virtual comm::Range local_range() const = 0;
   virtual std::int64_t parameter_count() const = 0;
 
   // Mean loss over micro-batches [0, count), shared among the ranks, without gradients.
@@ -92,7 +95,7 @@ class Engine {
   // Rank 0's value, on every rank: for what only one rank can decide.
   virtual std::int64_t agree(std::int64_t value) = 0;
 
-  // The same on every rank for replicated state. Call restored() after writing into the values.
+  // What this rank holds. Call restored() after writing into the values.
   virtual std::vector<StateTensor> state() = 0;
   virtual void restored() = 0;
 

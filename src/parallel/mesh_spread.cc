@@ -34,6 +34,23 @@ torch::Tensor through(const torch::Tensor& x, const char* name, const Map& forwa
   return y;
 }
 
+// The same values; `told` is called when their gradients come by.
+nn::Tensors noticed(nn::Tensors x, std::function<void()> told) {
+  nn::Tensors in, out;
+  for (torch::Tensor& t : x) {
+    if (!t.defined() || !t.requires_grad()) continue;
+    in.push_back(t);
+    t = t.detach().variable_data();
+    out.push_back(t);
+  }
+  if (!in.empty())
+    nn::record(out, in, "unit", [told = std::move(told)](nn::Tensors&& g) -> nn::Tensors {
+      told();
+      return std::move(g);
+    });
+  return x;
+}
+
 }  // namespace
 
 MeshSpread::MeshSpread(std::shared_ptr<collective::Group> tensor, bool sequence_parallel,
@@ -149,6 +166,20 @@ torch::Tensor MeshSpread::sum(const torch::Tensor& x) { return tensor_ ? all_red
 
 torch::Tensor MeshSpread::positions(std::int64_t sequence) const {
   return context_ ? context_->positions(sequence) : torch::Tensor();
+}
+
+nn::Tensors MeshSpread::before_unit(const std::string& name, nn::Tensors x) {
+  if (!unit_hook_) return x;
+  unit_hook_(name, Use::forward_begin);
+  if (!nn::wants_gradient(x)) return x;
+  return noticed(std::move(x), [this, name] { unit_hook_(name, Use::backward_end); });
+}
+
+nn::Tensors MeshSpread::after_unit(const std::string& name, nn::Tensors x) {
+  if (!unit_hook_) return x;
+  unit_hook_(name, Use::forward_end);
+  if (!nn::wants_gradient(x)) return x;
+  return noticed(std::move(x), [this, name] { unit_hook_(name, Use::backward_begin); });
 }
 
 torch::Tensor MeshSpread::attention(const nn::AttentionCall& call) {

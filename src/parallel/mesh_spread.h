@@ -1,6 +1,7 @@
 // nn's Spread over groups of ranks: the collectives that typed values ask for. One a rank; used
 // from the thread that runs forward and backward passes.
 #pragma once
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -39,6 +40,11 @@ class MeshSpread : public nn::Spread {
   // The registered parameters whose gradients the passes so far said to be addends over the axis.
   bool sums_gradient(const torch::Tensor& parameter) const;
 
+  // Told around each use of a unit of parameters, forward and backward.
+  enum class Use { forward_begin, forward_end, backward_begin, backward_end };
+  using UnitHook = std::function<void(const std::string& unit, Use use)>;
+  void on_unit(UnitHook hook) { unit_hook_ = std::move(hook); }
+
   // Keeps the conversions of passes from now on.
   void trace(bool on) { tracing_ = on; }
   std::vector<Boundary> take_trace() { return std::exchange(boundaries_, {}); }
@@ -54,6 +60,8 @@ class MeshSpread : public nn::Spread {
   torch::Tensor sum(const torch::Tensor& x) override;
   torch::Tensor positions(std::int64_t sequence) const override;
   torch::Tensor attention(const nn::AttentionCall& call) override;
+  nn::Tensors before_unit(const std::string& name, nn::Tensors x) override;
+  nn::Tensors after_unit(const std::string& name, nn::Tensors x) override;
 
  private:
   std::string name_of(const torch::Tensor& parameter) const;
@@ -67,6 +75,7 @@ class MeshSpread : public nn::Spread {
   std::unique_ptr<ContextAttention> context_;
   std::unordered_map<const c10::TensorImpl*, Cut> cuts_;
   std::unordered_set<const c10::TensorImpl*> summed_;
+  UnitHook unit_hook_;
   bool tracing_ = false;
   std::vector<Boundary> boundaries_;
 };

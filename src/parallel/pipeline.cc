@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 namespace tutti::parallel {
@@ -9,6 +10,19 @@ namespace {
 
 using plan::Action;
 using plan::Pass;
+
+// Adds the seconds of its lifetime to `to`.
+class Timed {
+ public:
+  explicit Timed(double& to) : to_(to) {}
+  ~Timed() { to_ += real_clock().now() - start_; }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  double& to_;
+  double start_ = real_clock().now();
+};
 
 bool makes_input_gradient(Pass pass) {
   return pass == Pass::backward || pass == Pass::input_gradient;
@@ -46,8 +60,10 @@ std::deque<Pipeline::Message> Pipeline::messages_from(int peer) const {
 
 const Batch& Pipeline::batch(int micro_batch) {
   auto found = batches_.find(micro_batch);
-  if (found == batches_.end())
+  if (found == batches_.end()) {
+    const Timed timed(times_.data);
     found = batches_.emplace(micro_batch, step_->batch(micro_batch)).first;
+  }
   return found->second;
 }
 
@@ -77,7 +93,10 @@ torch::Tensor Pipeline::receive(int stage, int micro_batch, bool gradient, int f
     const Message next = expected_[peer].front();
     expected_[peer].pop_front();
     torch::Tensor x = torch::empty(task_.activation_shape(batch(next.key.second)), step_->type);
-    group_->recv_async(x, peer)->wait();
+    {
+      const Timed timed(times_.wait);
+      group_->recv_async(x, peer)->wait();
+    }
     (next.gradient ? gradients_ : inputs_)[next.key] = x;
   }
   const torch::Tensor x = come.at(key);
@@ -92,15 +111,17 @@ void Pipeline::forward(int stage, int micro_batch) {
     held.in = receive(stage, micro_batch, false, stage - 1).detach();
     held.in.requires_grad_(torch::GradMode::is_enabled());
   }
-  step_->before_forward(micro_batch);
-  const auto out = task_.run_stage(s, held.in, batch(micro_batch));
-  if (s.last) {
-    step_->loss(micro_batch, out.loss);
-    held.out = out.loss.sum;
-  } else {
-    held.out = out.activation;
-    send(out.activation.detach(), stage + 1, micro_batch, false, stage + 1);
+  const Batch& given = batch(micro_batch);
+  StagedTask::Output out;
+  {
+    const Timed timed(times_.forward);
+    step_->before_forward(micro_batch);
+    out = task_.run_stage(s, held.in, given);
   }
+  held.loss = out.loss.sum;
+  held.out = out.activation;
+  if (held.loss.defined()) step_->loss(micro_batch, out.loss);
+  if (!s.last) send(out.activation.detach(), stage + 1, micro_batch, false, stage + 1);
   if (!torch::GradMode::is_enabled()) return;
   held_.insert_or_assign(Key{stage, micro_batch}, std::move(held));
   peak_ = std::max(peak_, static_cast<int>(held_.size()));
@@ -109,13 +130,17 @@ void Pipeline::forward(int stage, int micro_batch) {
 void Pipeline::backward(int stage, int micro_batch, bool with_weights, StageGradients& gradients) {
   Held& held = held_.at({stage, micro_batch});
   const nn::Stage& s = stages_[static_cast<std::size_t>(stage)];
-  torch::Tensor gradient;
-  if (s.last)
-    gradient = torch::full_like(held.out, step_->loss_scale);
-  else
-    gradient = receive(stage + 1, micro_batch, true, stage + 1);
+  nn::Tensors roots, seeds;
+  const auto add_root = [&](const torch::Tensor& root, const torch::Tensor& seed) {
+    if (!root.requires_grad()) return;
+    roots.push_back(root);
+    seeds.push_back(seed);
+  };
+  if (held.loss.defined()) add_root(held.loss, torch::full_like(held.loss, step_->loss_scale));
+  if (!s.last) add_root(held.out, receive(stage + 1, micro_batch, true, stage + 1));
+  const Timed timed(times_.backward);
   const auto run = [&] {
-    if (held.out.requires_grad()) torch::autograd::backward({held.out}, {gradient});
+    if (!roots.empty()) torch::autograd::backward(roots, seeds);
   };
   if (with_weights) {
     gradients.begin(stage, micro_batch);
@@ -126,7 +151,7 @@ void Pipeline::backward(int stage, int micro_batch, bool with_weights, StageGrad
     const nn::WeightWorkScope scope(held.later);
     run();
   }
-  held.out = torch::Tensor();
+  held.out = held.loss = torch::Tensor();
   if (!s.first) {
     torch::Tensor d_in = held.in.grad();
     if (!d_in.defined()) d_in = torch::zeros_like(held.in);
@@ -137,6 +162,7 @@ void Pipeline::backward(int stage, int micro_batch, bool with_weights, StageGrad
 }
 
 void Pipeline::weights(int stage, int micro_batch, StageGradients& gradients) {
+  const Timed timed(times_.backward);
   gradients.begin(stage, micro_batch);
   {
     const nn::GradSinkScope scope(&gradients.sink(stage));
@@ -159,6 +185,7 @@ void Pipeline::begin(const Step& step) {
   gradients_.clear();
   sends_.clear();
   peak_ = 0;
+  times_ = {};
 }
 
 void Pipeline::run(const Step& step, StageGradients& gradients) {

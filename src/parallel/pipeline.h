@@ -37,25 +37,29 @@ class Pipeline {
            std::shared_ptr<collective::Group> group);
 
   struct Step {
-    std::function<Batch(int micro_batch)> batch;          // called once a micro-batch
-    std::function<void(int micro_batch)> before_forward;  // seeds
-    std::function<void(int micro_batch, const Loss&)> loss;
+    std::function<Batch(int micro_batch)> batch;             // called once a micro-batch
+    std::function<void(int micro_batch)> before_forward;     // seeds
+    std::function<void(int micro_batch, const Loss&)> loss;  // of each stage that has one
     double loss_scale = 1;
     torch::ScalarType type = torch::kFloat;  // of activations
   };
   void run(const Step& step, StageGradients& gradients);
-  // Forward only, one micro-batch after another, `count` of them. On the rank of the last stage
-  // each loss is handed to step.loss.
+  // Forward only, one micro-batch after another, `count` of them.
   void evaluate(const Step& step, int count);
 
   const plan::PipelineSchedule& schedule() const { return schedule_; }
   bool has(int stage) const;
   // The most stage activations that were held at once in the last run().
   int peak_activations() const { return peak_; }
+  // Seconds of the last run(): `wait` for messages of other ranks.
+  struct Times {
+    double data = 0, forward = 0, backward = 0, wait = 0;
+  };
+  const Times& times() const { return times_; }
 
  private:
   struct Held {  // of a stage and micro-batch, from forward to the end of backward
-    torch::Tensor in, out;
+    torch::Tensor in, out, loss;
     nn::WeightWork later;
   };
   using Key = std::pair<int, int>;  // stage, micro-batch
@@ -90,6 +94,7 @@ class Pipeline {
   std::map<int, std::deque<Message>> expected_;      // from each peer
   std::vector<std::pair<std::shared_ptr<collective::Work>, torch::Tensor>> sends_;
   int peak_ = 0;
+  Times times_;
 };
 
 }  // namespace tutti::parallel

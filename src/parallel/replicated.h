@@ -36,9 +36,7 @@ class ReplicatedEngine : public Engine, private nn::GradSink {
   void restored() override { flat_.refresh_compute(); }
   std::string scalars() const override;
   void set_scalars(const std::string& json) override;
-  comm::Range local_range() const override {
-    return plan_.ranges[static_cast<std::size_t>(group_->rank())];
-  }
+  comm::Range local_range() const { return plan_.ranges[static_cast<std::size_t>(group_->rank())]; }
   std::int64_t parameter_count() const override;
 
  private:

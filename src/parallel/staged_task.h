@@ -14,7 +14,7 @@ class StagedTask : public Task {
  public:
   struct Output {
     torch::Tensor activation;  // what the next stage is given; undefined after the last
-    Loss loss;                 // after the last
+    Loss loss;                 // after the last; before it, a part of the loss or none
   };
   virtual std::int64_t layers() const = 0;
   // Forward pass of a stage. Every stage is given the whole micro-batch; `in` is undefined for the
@@ -24,6 +24,8 @@ class StagedTask : public Task {
   // Of the activation between any two stages, for this micro-batch and this rank.
   virtual std::vector<std::int64_t> activation_shape(const Batch& batch) const = 0;
   virtual Axes axes() const = 0;
+  // Of the names that the model gives to Spread::before_unit, those of a stage, in their order.
+  virtual std::vector<std::string> units(const nn::Stage& /*stage*/) const { return {}; }
 };
 
 }  // namespace tutti::parallel

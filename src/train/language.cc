@@ -37,6 +37,14 @@ std::vector<std::int64_t> LanguageTask::activation_shape(const parallel::Batch& 
   return {cut ? nn::spread().rows(tokens).size : tokens, model_->config().embed};
 }
 
+std::vector<std::string> LanguageTask::units(const nn::Stage& stage) const {
+  const char* prefix = model_->config().family == "gpt2" ? "transformer.h." : "model.layers.";
+  std::vector<std::string> units;
+  for (std::int64_t layer = stage.begin; layer < stage.end; ++layer)
+    units.push_back(str(prefix, layer));
+  return units;
+}
+
 double LanguageTask::flops_per_sample() const {
   return model_->flops_per_token(sequence_) * static_cast<double>(sequence_);
 }

@@ -26,6 +26,7 @@ class LanguageTask : public parallel::StagedTask {
   }
   std::vector<std::int64_t> activation_shape(const parallel::Batch& batch) const override;
   parallel::Axes axes() const override { return {model_->axes(), model_->grains()}; }
+  std::vector<std::string> units(const nn::Stage& stage) const override;
   double flops_per_sample() const override;
   std::string description() const override;  // the recipe's group "model"
   bool input_first(const std::string& parameter) const override;

@@ -1,0 +1,476 @@
+#include "parallel/mesh_engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <unordered_set>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "base/rng.h"
+#include "parallel/whole_task.h"
+
+namespace tutti::parallel {
+namespace {
+
+constexpr std::int64_t votes = 2;  // stop, elapsed
+
+torch::ScalarType compute_type(const std::string& precision) {
+  if (precision == "bf16") return torch::kBFloat16;
+  if (precision == "fp16") return torch::kHalf;
+  return torch::kFloat;
+}
+
+// Adds micro-batch losses along the same tree as their gradients.
+double tree_sum(const double* values, std::int64_t count) {
+  if (count == 1) return values[0];
+  const std::int64_t split = comm::split_of(static_cast<int>(count));
+  return tree_sum(values, split) + tree_sum(values + split, count - split);
+}
+
+std::unique_ptr<StagedTask> adaptor_of(Task& task, const plan::Layout& layout) {
+  if (dynamic_cast<StagedTask*>(&task)) return nullptr;
+  for (const char* axis : {"tensor", "context", "pipeline"})
+    if (layout.mesh.size(axis) > 1)
+      throw ConfigError({{str("parallel.", axis), "", str(layout.mesh.size(axis)),
+                          "must be 1: the task is no parallel::StagedTask, so only its data can be "
+                          "spread",
+                          ""}});
+  return std::make_unique<WholeTask>(task);
+}
+
+}  // namespace
+
+MeshEngine::MeshEngine(const recipe::Recipe& recipe, Task& task, const plan::Layout& layout,
+                       std::shared_ptr<collective::Group> world)
+    : recipe_(recipe),
+      adaptor_(adaptor_of(task, layout)),
+      task_(adaptor_ ? *adaptor_ : dynamic_cast<StagedTask&>(task)),
+      layout_(layout),
+      groups_(open_groups(layout, recipe.parallel, std::move(world))),
+      spread_(groups_.tensor, recipe.parallel.sequence_parallel,
+              groups_.context
+                  ? std::make_unique<ContextAttention>(groups_.ring, groups_.ulysses,
+                                                       recipe.parallel.context_kind == "gather")
+                  : nullptr),
+      scaler_(recipe.precision == "fp16") {
+  const torch::NoGradGuard no_grad;
+  micro_batches_ = static_cast<int>(recipe.batch.global / recipe.batch.micro);
+  ids_ = StageParameters::ids_of(static_cast<int>(recipe.parallel.zero), micro_batches_,
+                                 groups_.data.size(), groups_.data.rank());
+  broadcast_all();
+  cut_all();
+  find_shared();
+  make_stages();
+}
+
+MeshEngine::~MeshEngine() = default;
+
+void MeshEngine::broadcast_all() {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& named : task_.module().named_parameters()) {
+    if (!named.value().requires_grad())
+      fixed_.push_back({"model/" + named.key(), named.value().detach(), {}, {}, true});
+    else if (!seen.insert(named.value().unsafeGetTensorImpl()).second)
+      continue;
+    const torch::Tensor values = named.value().detach().contiguous();
+    groups_.world->broadcast(values, 0);
+    if (!named.value().is_contiguous()) named.value().detach().copy_(values);
+  }
+  for (const auto& named : task_.module().named_buffers()) {
+    if (!named.value().defined() || named.value().numel() == 0) continue;
+    moving_.push_back({"model/" + named.key(), named.value().detach(), {}, {}, true});
+    groups_.world->broadcast(moving_.back().value, 0);
+  }
+}
+
+// The gradient table has room for the blocks of every tensor rank's part of every parameter, of
+// whole ones for tensor rank 0's.
+void MeshEngine::cut_all() {
+  std::vector<std::pair<std::string, std::vector<std::int64_t>>> shapes;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& named : task_.module().named_parameters()) {
+    const torch::Tensor& parameter = named.value();
+    if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second)
+      continue;
+    shapes.emplace_back(named.key(), parameter.sizes().vec());
+    parameters_.push_back(parameter);
+  }
+  const int tensor = MeshGroups::size_of(groups_.tensor);
+  std::int64_t size = 2 * micro_batches_ + votes;
+  for (int t = 0; t < tensor; ++t) {
+    auto cuts = cut_parameters(shapes, task_.axes(), layout_.rules, tensor, t);
+    first_block_.emplace_back();
+    for (const Cut& cut : cuts) {
+      first_block_.back().push_back(size);
+      const bool counts = t == 0 || cut.type.kind == nn::Type::Kind::shard;
+      const Box local{std::vector<std::int64_t>(cut.local_shape().size(), 0), cut.local_shape()};
+      size += counts ? optim::norm_blocks(element_count(local)) : 0;
+    }
+    first_block_.back().push_back(size);
+    if (t == MeshGroups::rank_of(groups_.tensor)) cuts_ = std::move(cuts);
+  }
+  table_ = torch::zeros({size}, torch::kDouble);
+  for (std::size_t p = 0; p < cuts_.size(); ++p) {
+    if (cuts_[p].type.kind == nn::Type::Kind::shard)
+      parameters_[p].set_data(take(parameters_[p].detach(), cuts_[p]));
+    spread_.set_cut(parameters_[p], cuts_[p]);
+  }
+}
+
+std::vector<nn::Stage> MeshEngine::stages() const {
+  if (adaptor_) return {{0, 1}};
+  std::vector<nn::Stage> stages;
+  for (const plan::StageLayers& layers : layout_.stages)
+    stages.push_back({layers.begin, layers.end, stages.empty(), false});
+  stages.back().last = true;
+  return stages;
+}
+
+// Ranks of the pipeline that hold the same parameter sum its gradients. All ranks open the same
+// groups in the same order.
+void MeshEngine::find_shared() {
+  if (!groups_.pipeline) return;
+  const std::vector<nn::Stage> all = stages();
+  for (const Cut& cut : cuts_) {
+    std::vector<int> holders;
+    for (std::size_t s = 0; s < all.size(); ++s)
+      if (task_.in_stage(all[s], cut.name)) holders.push_back(layout_.schedule.rank_of[s]);
+    if (holders.size() < 2) continue;
+    std::sort(holders.begin(), holders.end());
+    if (std::adjacent_find(holders.begin(), holders.end()) != holders.end())
+      throw ConfigError({{"parallel.pipeline_schedule", "", layout_.schedule.kind,
+                          str("puts two stages that share ", cut.name, " on one rank"),
+                          "use 1f1b, interleaved or zb-h1, or model.tied: off"}});
+    const bool mine = std::count(holders.begin(), holders.end(), groups_.pipeline->rank()) > 0;
+    const auto group = groups_.pipeline->subgroup(
+        mine ? holders : std::vector<int>{groups_.pipeline->rank()}, "shared");
+    if (mine) shared_[cut.name] = group;
+  }
+}
+
+void MeshEngine::make_stages() {
+  for (const torch::Tensor& parameter : parameters_) {
+    if (parameter.scalar_type() == torch::kDouble) type_ = torch::kDouble;
+  }
+  if (type_ != torch::kDouble) type_ = compute_type(recipe_.precision);
+  const std::vector<nn::Stage> all = stages();
+  std::vector<bool> needed(cuts_.size());
+  for (int s = 0; s < static_cast<int>(all.size()); ++s) {
+    if (layout_.schedule.rank_of[static_cast<std::size_t>(s)] !=
+        MeshGroups::rank_of(groups_.pipeline))
+      continue;
+    const nn::Stage& stage = all[static_cast<std::size_t>(s)];
+    OwnStage own{s, {}, nullptr};
+    for (std::size_t p = 0; p < cuts_.size(); ++p)
+      if (task_.in_stage(stage, cuts_[p].name)) {
+        own.cuts.push_back(p);
+        needed[p] = true;
+      }
+    own.parameters = make_parameters(own, stage);
+    own_.push_back(std::move(own));
+  }
+  for (std::size_t p = 0; p < cuts_.size(); ++p)
+    if (!needed[p]) parameters_[p].set_data(torch::empty({0}, parameters_[p].options()));
+}
+
+std::unique_ptr<StageParameters> MeshEngine::make_parameters(const OwnStage& own,
+                                                             const nn::Stage& stage) {
+  StageParameters::Options options;
+  options.compute_type = type_;
+  options.reproducible = recipe_.reproducible;
+  options.overlap = recipe_.parallel.overlap;
+  options.zero = static_cast<int>(recipe_.parallel.zero);
+  options.bucket_bytes = recipe_.parallel.bucket_bytes;
+  options.micro_batches = micro_batches_;
+  options.reshard_after_forward = recipe_.parallel.reshard_after_forward;
+  options.prefetch = recipe_.parallel.prefetch;
+  options.units = task_.units(stage);
+  for (const auto& shared : shared_) options.alone.push_back(shared.first);
+  if (groups_.tensor || groups_.context)
+    options.reduce_first = [this](const auto& flats, std::size_t first, std::size_t end,
+                                  const std::vector<Piece>& pieces) {
+      reduce_first(flats, first, end, pieces);
+    };
+  std::vector<StageParameters::Named> named;
+  for (const std::size_t p : own.cuts)
+    named.push_back({cuts_[p].name, parameters_[p], task_.input_first(cuts_[p].name)});
+  auto made = std::make_unique<StageParameters>(options, named, groups_.data, recipe_.optimizer);
+  if (options.zero == 3 && !options.units.empty())
+    spread_.on_unit([parameters = made.get(), units = options.units](const std::string& unit,
+                                                                     MeshSpread::Use use) {
+      const auto at = std::find(units.begin(), units.end(), unit);
+      if (at != units.end()) parameters->unit(static_cast<int>(at - units.begin()), use);
+    });
+  return made;
+}
+
+// Gradients that are addends over the tensor axis, and over the context axis, where each rank had
+// some of the tokens.
+void MeshEngine::reduce_first(const std::vector<torch::Tensor>& flats, std::size_t first,
+                              std::size_t end, const std::vector<Piece>& pieces) {
+  const std::int64_t begin = pieces[first].offset;
+  for (const torch::Tensor& flat : flats) {
+    if (groups_.tensor)
+      for (std::size_t p = first; p < end; ++p)
+        if (spread_.sums_gradient(pieces[p].parameter))
+          groups_.tensor->all_reduce(flat.narrow(0, pieces[p].offset - begin, pieces[p].size));
+    if (groups_.context) groups_.context->all_reduce(flat);
+  }
+}
+
+MeshEngine::OwnStage& MeshEngine::own(int stage) {
+  const auto at =
+      std::find_if(own_.begin(), own_.end(), [&](const OwnStage& o) { return o.stage == stage; });
+  TUTTI_ASSERT(at != own_.end());
+  return *at;
+}
+
+void MeshEngine::begin(int stage, int micro_batch) { own(stage).parameters->begin(micro_batch); }
+nn::GradSink& MeshEngine::sink(int stage) { return *own(stage).parameters; }
+void MeshEngine::end(int stage, int /*micro_batch*/) { own(stage).parameters->end(); }
+
+Pipeline& MeshEngine::pipeline_for(int micro_batches) {
+  const auto found = pipelines_.find(micro_batches);
+  if (found != pipelines_.end()) return found->second;
+  const plan::PipelineSchedule& s = layout_.schedule;
+  return pipelines_
+      .try_emplace(micro_batches,
+                   s.micro_batches == micro_batches
+                       ? s
+                       : plan::make_pipeline_schedule(s.kind, s.ranks, s.chunks, micro_batches),
+                   stages(), task_, groups_.pipeline)
+      .first->second;
+}
+
+void MeshEngine::run_micro_batches(const StepInput& input, StepOutcome& outcome) {
+  double* table = table_.data_ptr<double>();
+  Pipeline::Step step;
+  step.batch = [&](int i) { return input.batches(ids_[static_cast<std::size_t>(i)]); };
+  step.before_forward = [&](int i) {
+    const int id = ids_[static_cast<std::size_t>(i)];
+    // A module that draws from torch's generator draws by step and micro-batch (promise 4).
+    torch::manual_seed(RandomStream(recipe_.seed, "micro-batch", static_cast<std::uint64_t>(id))
+                           .below(std::uint64_t{1} << 62, static_cast<std::uint64_t>(input.step)));
+    task_.at(input.step, id);
+  };
+  step.loss = [&](int i, const Loss& loss) {
+    if (MeshGroups::rank_of(groups_.tensor) != 0) return;  // the others have the same
+    const int id = ids_[static_cast<std::size_t>(i)];
+    table[id] += loss.sum.item<double>();
+    table[micro_batches_ + id] += loss.count;
+  };
+  step.loss_scale = scaler_.scale();
+  step.type = type_;
+  if (ids_.empty()) return;
+  const nn::SpreadScope scope(&spread_);
+  Pipeline& pipeline = pipeline_for(static_cast<int>(ids_.size()));
+  pipeline.run(step, *this);
+  peak_activations_ = pipeline.peak_activations();
+  outcome.data_seconds = pipeline.times().data;
+  outcome.forward_seconds = pipeline.times().forward;
+  outcome.backward_seconds = pipeline.times().backward;
+  outcome.wait_seconds = pipeline.times().wait;
+}
+
+// Both ends' gradients of a tied weight: each has its own part of the same cut.
+void MeshEngine::sum_shared() {
+  for (const auto& [name, group] : shared_)
+    for (OwnStage& own : own_)
+      for (const Piece& piece : own.parameters->pieces())
+        if (piece.name == name) {
+          const torch::Tensor part = own.parameters->own_gradient(name).contiguous();
+          group->all_reduce(part);
+          own.parameters->own_gradient(name).copy_(part);
+          own.parameters->share_own_gradients();
+        }
+}
+
+// Of what several ranks hold alike, one writes: the first of the context axis, of the tensor axis
+// if it is not cut, of the stages that share it.
+void MeshEngine::write_squares() {
+  if (MeshGroups::rank_of(groups_.context) != 0) return;
+  const int tensor = MeshGroups::rank_of(groups_.tensor);
+  double* table = table_.data_ptr<double>();
+  for (const OwnStage& own : own_) {
+    std::vector<double*> blocks;
+    for (const std::size_t p : own.cuts) {
+      const auto shared = shared_.find(cuts_[p].name);
+      const bool counts = (tensor == 0 || cuts_[p].type.kind == nn::Type::Kind::shard) &&
+                          (shared == shared_.end() || shared->second->rank() == 0);
+      blocks.push_back(counts ? table + first_block_[static_cast<std::size_t>(tensor)][p]
+                              : nullptr);
+    }
+    own.parameters->write_squares(blocks);
+  }
+}
+
+void MeshEngine::share_table(const StepInput& input, StepOutcome& outcome) {
+  double* table = table_.data_ptr<double>();
+  const std::int64_t n = micro_batches_;
+  table[2 * n] = input.stop ? 1 : 0;
+  table[2 * n + 1] = groups_.world->rank() == 0 ? input.elapsed : 0;
+  write_squares();
+  // Every entry but the stop votes is zero on all ranks save one (a loss: save those of the context
+  // axis), so that this sum is exact.
+  groups_.world->all_reduce(table_);
+  outcome.count = tree_sum(table + n, n);
+  outcome.loss = outcome.count > 0 ? tree_sum(table, n) / outcome.count : 0;
+  outcome.stop = table[2 * n] > 0;
+  outcome.elapsed = table[2 * n + 1];
+}
+
+double MeshEngine::squared_norm() const {
+  const double* table = table_.data_ptr<double>();
+  std::vector<double> sums(cuts_.size(), 0);
+  for (const auto& first : first_block_)
+    for (std::size_t p = 0; p < cuts_.size(); ++p)
+      if (first[p] < first[p + 1])
+        sums[p] += optim::tree_sum(std::vector<double>(table + first[p], table + first[p + 1]));
+  return optim::tree_sum(sums);
+}
+
+// The first parameter in the model's order whose gradient is not finite, on any rank.
+std::string MeshEngine::first_culprit() {
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  for (const OwnStage& own : own_) {
+    const std::string name = own.parameters->first_non_finite();
+    for (const std::size_t p : own.cuts)
+      if (cuts_[p].name == name) first = std::min(first, static_cast<std::int64_t>(p));
+  }
+  const torch::Tensor shared = torch::full({1}, first, torch::kLong);
+  groups_.world->all_reduce(shared, comm::Reduce::min);
+  const auto at = shared.item<std::int64_t>();
+  return at < static_cast<std::int64_t>(cuts_.size()) ? cuts_[static_cast<std::size_t>(at)].name
+                                                      : "loss";
+}
+
+void MeshEngine::update(const StepInput& input, StepOutcome& outcome) {
+  const double divisor = std::max(outcome.count, 1.0) * scaler_.scale();
+  outcome.loss_scale = scaler_.scale();
+  outcome.grad_norm = std::sqrt(squared_norm()) / divisor;
+  if (!std::isfinite(outcome.loss) || !std::isfinite(outcome.grad_norm)) {
+    scaler_.update(false);
+    outcome.applied = false;
+    outcome.culprit = first_culprit();
+    return;
+  }
+  const double scale = optim::clip_scale(outcome.grad_norm, recipe_.optimizer.clip) / divisor;
+  for (OwnStage& own : own_) own.parameters->update(updates_ + 1, input.lr, scale);
+  ++updates_;
+  scaler_.update(true);
+}
+
+StepOutcome MeshEngine::step(const StepInput& input) {
+  StepOutcome outcome;
+  table_.zero_();
+  for (OwnStage& own : own_) own.parameters->begin_step();
+  run_micro_batches(input, outcome);
+  const double start = real_clock().now();
+  const torch::NoGradGuard no_grad;
+  for (OwnStage& own : own_) own.parameters->finish();
+  sum_shared();
+  share_table(input, outcome);
+  const double reduced = real_clock().now();
+  update(input, outcome);
+  for (OwnStage& own : own_) own.parameters->end_step();
+  if (groups_.world->size() > 1)
+    for (const StateTensor& buffer : moving_) groups_.world->broadcast(buffer.value, 0);
+  outcome.wait_seconds += reduced - start;
+  outcome.optimizer_seconds = real_clock().now() - reduced;
+  return outcome;
+}
+
+double MeshEngine::evaluate(std::int64_t count, const BatchSource& batches) {
+  const bool training = task_.module().is_training();
+  task_.module().eval();
+  for (OwnStage& own : own_) own.parameters->gather_all();
+  torch::Tensor sums = torch::zeros({2 * count}, torch::kDouble);
+  const comm::Range mine = comm::even_ranges(
+      static_cast<int>(count), groups_.data.size())[static_cast<std::size_t>(groups_.data.rank())];
+  Pipeline::Step step;
+  step.batch = [&](int i) { return batches(mine.begin + i); };
+  step.before_forward = [](int) {};
+  step.loss = [&](int i, const Loss& loss) {
+    if (MeshGroups::rank_of(groups_.tensor) != 0) return;
+    sums[mine.begin + i] += loss.sum.item<double>();
+    sums[count + mine.begin + i] += loss.count;
+  };
+  step.type = type_;
+  {
+    const torch::NoGradGuard no_grad;
+    const nn::SpreadScope scope(&spread_);
+    pipeline_for(layout_.schedule.micro_batches).evaluate(step, mine.size());
+  }
+  for (OwnStage& own : own_) own.parameters->release_all();
+  task_.module().train(training);
+  groups_.world->all_reduce(sums);
+  const double* values = sums.data_ptr<double>();
+  const double targets = count ? tree_sum(values + count, count) : 0;
+  return targets > 0 ? tree_sum(values, count) / targets : 0;
+}
+
+std::int64_t MeshEngine::agree(std::int64_t value) {
+  const torch::Tensor shared = torch::full({1}, value, torch::kLong);
+  groups_.world->broadcast(shared, 0);
+  return shared.item<std::int64_t>();
+}
+
+std::int64_t MeshEngine::parameter_count() const {
+  std::int64_t count = 0;
+  for (const Cut& cut : cuts_) count += element_count(whole(cut.shape));
+  return count;
+}
+
+// Of the ranks that hold the same piece one writes it; replicas take turns.
+std::vector<StateTensor> MeshEngine::state() {
+  state_ = {};
+  const int tensor = MeshGroups::rank_of(groups_.tensor);
+  const bool first_context = MeshGroups::rank_of(groups_.context) == 0;
+  for (OwnStage& own : own_)
+    for (const StageParameters::Held& held : own.parameters->state()) {
+      const Cut& cut = cuts_[own.cuts[held.piece]];
+      const auto shared = shared_.find(cut.name);
+      const int turn = static_cast<int>(own.cuts[held.piece]) % groups_.data.replicas();
+      state_.add(held.name, cut, held.first, held.values,
+                 first_context && turn == DataRanks::rank_of(groups_.data.replica) &&
+                     (tensor == 0 || cut.type.kind == nn::Type::Kind::shard) &&
+                     (shared == shared_.end() || shared->second->rank() == 0));
+    }
+  std::vector<StateTensor> all = state_.tensors();
+  for (const auto* tensors : {&fixed_, &moving_})
+    all.insert(all.end(), tensors->begin(), tensors->end());
+  return all;
+}
+
+void MeshEngine::restored() {
+  state_.write_back();
+  for (OwnStage& own : own_) own.parameters->restored();
+}
+
+std::string MeshEngine::scalars() const {
+  return Json{
+      {"updates", updates_}, {"loss_scale", scaler_.scale()}, {"good_steps", scaler_.good_steps()}}
+      .dump();
+}
+
+void MeshEngine::set_scalars(const std::string& json) {
+  const Json values = parse_json(json, "checkpoint state");
+  updates_ = values.at("updates").get<std::int64_t>();
+  scaler_.restore(values.at("loss_scale").get<double>(),
+                  values.at("good_steps").get<std::int64_t>());
+}
+
+StageParameters::Memory MeshEngine::memory() const {
+  StageParameters::Memory sum;
+  for (const OwnStage& own : own_) {
+    const StageParameters::Memory one = own.parameters->memory();
+    sum.parameters += one.parameters;
+    sum.gradients += one.gradients;
+    sum.optimizer += one.optimizer;
+  }
+  return sum;
+}
+
+}  // namespace tutti::parallel
