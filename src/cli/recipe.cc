@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "cli/verbs.h"
+#include "plan/layout.h"
 #include "recipe/parse.h"
 #include "recipe/show.h"
 
@@ -17,7 +18,8 @@ struct Options {
 
 recipe::Recipe read(const Options& options) {
   // Data may lie on another machine: only train asks for it.
-  const auto parsed = recipe::load(options.file, options.overrides, recipe::Inputs::none);
+  const auto parsed =
+      recipe::load(options.file, options.overrides, recipe::Inputs::none, plan::layout_violations);
   for (const Violation& note : parsed.notes) std::cerr << "note: " << to_text(note) << "\n";
   return parsed.recipe;
 }

@@ -9,6 +9,7 @@
 #include "cli/worker.h"
 #include "data/tokenizer_trainer.h"
 #include "launch/cores.h"
+#include "plan/layout.h"
 #include "recipe/parse.h"
 #include "recipe/show.h"
 
@@ -40,7 +41,8 @@ recipe::Recipe read_recipe(const fs::path& file, const Options& options, bool re
   std::vector<std::string> overrides = options.overrides;
   if (options.workers > 0) overrides.push_back(str("parallel.workers=", options.workers));
   recipe::Parsed parsed = recipe::load(
-      file, overrides, resume ? recipe::Inputs::data : recipe::Inputs::data_and_weights);
+      file, overrides, resume ? recipe::Inputs::data : recipe::Inputs::data_and_weights,
+      plan::layout_violations);
   // A resolved recipe sets all options, also those without effect.
   if (!resume)
     for (const Violation& note : parsed.notes) std::cerr << "note: " << to_text(note) << "\n";

@@ -89,7 +89,8 @@ void check_product(Judge& j) {
 }
 
 void check_batch(Judge& j) {
-  if (!j.s.fits || j.s.micro_batches > 0) return;
+  const bool whole = j.r.batch.global % j.r.batch.micro == 0;
+  if (whole && (!j.s.fits || j.s.micro_batches > 0)) return;
   Finding finding{"batch",
                   {"batch.global", "batch.micro", "parallel.workers"},
                   str(j.r.batch.global),

@@ -32,9 +32,9 @@ std::string nearest_multiples(std::int64_t unit, std::int64_t near) {
   return below == 0 ? str(unit) : str(below, " or ", below + unit);
 }
 
-class Rules {
+class Requirements {
  public:
-  Rules(const Where& where, const std::set<std::string>& bad) : where_(where), bad_(bad) {}
+  Requirements(const Where& where, const std::set<std::string>& bad) : where_(where), bad_(bad) {}
 
   // `fields` are all that the rule looks at, the one to blame first. The place told is the first
   // that was set at all.
@@ -58,7 +58,7 @@ class Rules {
   std::vector<Violation> found_;
 };
 
-void check_batch(const Recipe& r, Rules& rules) {
+void check_batch(const Recipe& r, Requirements& rules) {
   const std::int64_t global = r.batch.global, micro = r.batch.micro, workers = r.parallel.workers;
   rules.require(global % micro == 0, {"batch.micro", "batch.global"}, micro,
                 str("must divide batch.global = ", global),
@@ -82,7 +82,7 @@ void check_batch(const Recipe& r, Rules& rules) {
                 workers, ranks + rule, remedy);
 }
 
-void check_heads(const Recipe& r, Rules& rules) {
+void check_heads(const Recipe& r, Requirements& rules) {
   const Model& m = r.model;
   rules.require(m.head_dim != 0 || m.embed % m.heads == 0, {"model.heads", "model.embed"}, m.heads,
                 str("must divide model.embed = ", m.embed),
@@ -106,7 +106,7 @@ void check_heads(const Recipe& r, Rules& rules) {
                 str("must be model.embed / model.heads in the gpt2 family"), "remove it");
 }
 
-void check_groups(const Moe& m, Rules& rules) {
+void check_groups(const Moe& m, Requirements& rules) {
   const bool even = m.experts % m.groups == 0;
   rules.require(even, {"model.moe.groups", "model.moe.experts"}, m.groups,
                 str("must divide model.moe.experts = ", m.experts),
@@ -128,7 +128,7 @@ void check_groups(const Moe& m, Rules& rules) {
                 str("the nearest is ", reachable));
 }
 
-void check_experts(const Recipe& r, Rules& rules) {
+void check_experts(const Recipe& r, Requirements& rules) {
   const Moe& m = r.model.moe;
   rules.require(!r.model.qk_norm_whole || r.model.qk_norm, {"model.qk_norm_whole", "model.qk_norm"},
                 "on", "needs model.qk_norm: on", "set model.qk_norm: on, or remove it");
@@ -145,7 +145,7 @@ void check_experts(const Recipe& r, Rules& rules) {
                 "needs model.moe.shared_experts", "set model.moe.shared_experts, or remove it");
 }
 
-void check_model(const Recipe& r, Rules& rules) {
+void check_model(const Recipe& r, Requirements& rules) {
   const Model& m = r.model;
   if (!m.from.empty()) {
     for (const std::string& field : shape_fields())
@@ -188,7 +188,7 @@ std::optional<bool> longer(const Duration& a, const Duration& b, const Recipe& r
   return *left > *right;
 }
 
-void check_schedule(const Recipe& r, Rules& rules) {
+void check_schedule(const Recipe& r, Requirements& rules) {
   const Schedule& s = r.schedule;
   const std::string whole = to_text(r.duration);
   const bool warm = !longer(s.warmup, r.duration, r).value_or(false);
@@ -205,7 +205,7 @@ void check_schedule(const Recipe& r, Rules& rules) {
                 str("the nearest is ", all && rise ? number_text(*all - *rise) : "0", " steps"));
 }
 
-void check_time(const Recipe& r, Rules& rules) {
+void check_time(const Recipe& r, Requirements& rules) {
   rules.require(r.duration.amount > 0, {"duration"}, to_text(r.duration), "must be above 0",
                 "like 2000 steps, 10m tokens, 3 epochs, 1h");
   if (r.duration.amount > 0) check_schedule(r, rules);
@@ -230,7 +230,7 @@ void check_time(const Recipe& r, Rules& rules) {
                     " steps"));
 }
 
-void check_sources(const Recipe& r, Rules& rules) {
+void check_sources(const Recipe& r, Requirements& rules) {
   rules.require(!r.data.train.empty(), {"data.train"}, "", "is missing",
                 "name a file or a folder of text");
   rules.require(r.data.validation.empty() || r.data.validation_fraction == 0,
@@ -284,7 +284,7 @@ const std::vector<std::string>& shape_fields() {
 
 std::vector<Violation> contradictions(const Recipe& recipe, const Where& where,
                                       const std::set<std::string>& bad) {
-  Rules rules(where, bad);
+  Requirements rules(where, bad);
   for (auto check : {check_batch, check_model, check_time, check_sources}) check(recipe, rules);
   return rules.found();
 }

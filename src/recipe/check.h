@@ -1,6 +1,5 @@
 // Rules that tie several fields of a recipe together.
 #pragma once
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -10,9 +9,6 @@
 #include "recipe/parse.h"
 
 namespace tutti::recipe {
-
-// Knows where a field was set: "a.yaml:12", "--set", or "" if it was not.
-using Where = std::function<std::string(const std::string& field)>;
 
 // Contradictions, each with the nearest legal values. A rule that touches a field of `bad`, whose
 // value is not the one that was asked for, is left out.

@@ -102,13 +102,15 @@ class Parser {
     }
   }
 
-  Parsed finish(const fs::path& folder, Inputs inputs) {
+  Parsed finish(const fs::path& folder, Inputs inputs, const Rules& more) {
     const Where where = [this](const std::string& field) {
       const auto at = set_.find(field);
       return at == set_.end() ? std::string() : at->second.where;
     };
     settle_defaults();
     for (const Violation& found : contradictions(recipe_, where, bad_)) add(found);
+    if (more)
+      for (const Violation& found : more(recipe_, where, bad_)) add(found);
     for (const Violation& found : find_inputs(recipe_, inputs, folder, where)) add(found);
     if (!violations_.empty()) throw ConfigError(violations_);
     for (const Violation& note : without_effect(recipe_, where)) notes_.push_back(note);
@@ -290,22 +292,24 @@ class Parser {
 }  // namespace
 
 Parsed parse(const std::string& yaml, const std::string& origin,
-             const std::vector<std::string>& overrides, const fs::path& folder, Inputs inputs) {
+             const std::vector<std::string>& overrides, const fs::path& folder, Inputs inputs,
+             const Rules& more) {
   Parser parser;
   std::error_code ignored;
   parser.read(yaml, origin, folder, {fs::weakly_canonical(origin, ignored)});
   parser.override_with(overrides);
-  return parser.finish(folder, inputs);
+  return parser.finish(folder, inputs, more);
 }
 
-Parsed load(const fs::path& file, const std::vector<std::string>& overrides, Inputs inputs) {
+Parsed load(const fs::path& file, const std::vector<std::string>& overrides, Inputs inputs,
+            const Rules& more) {
   std::error_code error;
   if (!fs::exists(file, error) || fs::is_directory(file, error) ||
       fs::is_character_file(file, error))
     throw ConfigError(
         {{"", "", "", str("there is no recipe ", file.string()), nearest_file(file)}});
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
-  return parse(read_file(file), file.string(), overrides, folder, inputs);
+  return parse(read_file(file), file.string(), overrides, folder, inputs, more);
 }
 
 std::optional<std::int64_t> learnt_vocab(const std::string& tokenizer) {

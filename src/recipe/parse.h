@@ -7,7 +7,9 @@
 // model.from replaces the shape that a base gave; beside shape fields of the same file it is a
 // contradiction.
 #pragma once
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,16 +28,23 @@ struct Parsed {
 // `weights` is model.from, which a run needs only at its start.
 enum class Inputs { none, data, data_and_weights };
 
-// ConfigError with all violations: a file or data that is absent; unknown, misspelt, doubled and
-// missing fields; wrong types and ranges; contradictions. WorldError if the recipe is there but
-// cannot be read.
+// Knows where a field was set: "a.yaml:12", "--set", or "" if it was not.
+using Where = std::function<std::string(const std::string& field)>;
+
+// Rules of modules above this one, as recipe::contradictions is one (check.h).
+using Rules = std::function<std::vector<Violation>(const Recipe& recipe, const Where& where,
+                                                   const std::set<std::string>& bad)>;
+
+// ConfigError with all violations, those of `more` among them: a file or data that is absent;
+// unknown, misspelt, doubled and missing fields; wrong types and ranges; contradictions. WorldError
+// if the recipe is there but cannot be read.
 Parsed load(const fs::path& file, const std::vector<std::string>& overrides = {},
-            Inputs inputs = Inputs::data_and_weights);
+            Inputs inputs = Inputs::data_and_weights, const Rules& more = {});
 
 // The same from text; `origin` is what errors call it, `folder` what relative paths may start from.
 Parsed parse(const std::string& yaml, const std::string& origin,
              const std::vector<std::string>& overrides = {}, const fs::path& folder = ".",
-             Inputs inputs = Inputs::data_and_weights);
+             Inputs inputs = Inputs::data_and_weights, const Rules& more = {});
 
 // The N of data.tokenizer = bpe-N: a byte-level BPE of N tokens that is learnt from data.train when
 // the run starts.

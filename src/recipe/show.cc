@@ -88,6 +88,18 @@ are in steps, tokens or epochs; only `duration` may be a time.
 ## Rules between fields
 - `batch.micro` divides `batch.global`; the data ranks, `parallel.workers` / (tensor x context x
   pipeline), divide the micro-batches of a step (global / micro).
+- `engine: replicated` keeps whole copies: no ZeRO and no degree above 1. `sharded` has
+  `parallel.zero` 1 to 3 and no other degree. `mesh` has all.
+- `parallel.workers` is a multiple of tensor x context x pipeline; `parallel.shard` divides the data
+  ranks; `parallel.expert` x `parallel.expert_tensor` divides data x context x tensor.
+- `parallel.tensor` is at most the key heads and the mlp's width (parts may be uneven) and goes with
+  neither muon nor `model.qk_norm_whole`; `parallel.context` is at most `data.sequence`, and what is
+  exchanged for heads divides a tensor rank's key heads.
+- `parallel.pipeline` x `parallel.pipeline_chunks` is at most `model.layers` unless
+  `parallel.pipeline_cut` says otherwise, one number a stage, which may be 0; it goes with
+  `parallel.zero` up to 2. `interleaved` wants micro-batches that the pipeline divides.
+- `parallel.rules` are words `AXIS=MESH_AXIS`. vocab, heads, kv_heads, qkv and mlp are cut over
+  tensor, expert over expert; each may be none, and position may be tensor.
 - `model.heads` divides `model.embed` unless `model.head_dim` is set; `model.kv_heads` divides
   `model.heads`; gpt2 has as many of both; a llama head is even.
 - `model.context` is not below `data.sequence`; `model.vocab` holds the tokenizer's ids.
