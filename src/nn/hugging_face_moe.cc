@@ -105,7 +105,9 @@ void read_experts(JsonFields& f, const std::string& architecture, recipe::Model&
   m.qk_norm_whole = kind.qk_norm_whole;
   if (is(kind, "qwen2_moe") && !f.flag("qkv_bias", true))
     f.wrong("qkv_bias", "false", "is not supported here");
-  moe.experts = f.size(kind.experts);
+  // transformers 5 has one name for all in what it writes, and reads both.
+  const bool renamed = !f.has(kind.experts) && f.has("num_local_experts");
+  moe.experts = f.size(renamed ? "num_local_experts" : kind.experts);
   moe.experts_per_token = f.size("num_experts_per_tok", is(kind, "mixtral") ? 2 : 0);
   moe.expert_mlp = f.size(kind.width);
   moe.router = kind.sigmoid ? "sigmoid" : "softmax";

@@ -187,6 +187,7 @@ TEST_CASE("hugging face: what a mixture cannot be here is told") {
   CHECK(mistakes_with(3, {{"mlp_only_layers", {1}}}) == 1);
   CHECK(mistakes_with(3, {{"mlp_only_layers", {0, 1, 2}}}) == 1);
   CHECK(mistakes_with(3, {{"mlp_only_layers", {0, 1}}}) == 0);
+  CHECK(mistakes_with(3, {{"num_experts", nullptr}, {"num_local_experts", 6}}) == 0);
   CHECK(mistakes_with(4, {{"first_k_dense_replace", 3}}) == 1);
   CHECK(mistakes_with(4, {{"n_group", 4}}) == 1);
   CHECK(mistakes_with(4, {{"topk_group", 4}}) == 1);

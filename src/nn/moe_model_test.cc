@@ -1,4 +1,5 @@
 // Models whose layers are mixtures of experts, one of each architecture.
+#include <ATen/Parallel.h>
 #include <doctest/doctest.h>
 
 #include "nn/model.h"
@@ -10,6 +11,13 @@ using torch::Tensor;
 using tutti::nn::testing::distance, tutti::nn::testing::mixtures;
 
 namespace {
+
+// Many products too small to share: threads would wait for each other, longest on a busy machine.
+struct OneThread {
+  OneThread() : outer(at::get_num_threads()) { at::set_num_threads(1); }
+  ~OneThread() { at::set_num_threads(outer); }
+  int outer;
+};
 
 // With the routers' losses; `tight`: experts overflow.
 std::vector<std::pair<std::string, tutti::recipe::Model>> trained(bool tight) {
@@ -75,7 +83,8 @@ bool same_bits(const Outcome& a, const Outcome& b) {
 
 }  // namespace
 
-TEST_CASE("mixtures: loss, counts and gradients equal those of plain torch ops in fp64") {
+TEST_CASE_FIXTURE(OneThread,
+                  "mixtures: loss, counts and gradients equal those of plain torch ops in fp64") {
   for (const bool tight : {false, true})
     for (const auto& [name, config] : trained(tight)) {
       CAPTURE(name);
@@ -96,7 +105,7 @@ TEST_CASE("mixtures: loss, counts and gradients equal those of plain torch ops i
     }
 }
 
-TEST_CASE("mixtures: counts are every counted token's choices") {
+TEST_CASE_FIXTURE(OneThread, "mixtures: counts are every counted token's choices") {
   for (const auto& [name, config] : trained(true)) {
     CAPTURE(name);
     const auto model = ready(config);
@@ -112,7 +121,7 @@ TEST_CASE("mixtures: counts are every counted token's choices") {
   }
 }
 
-TEST_CASE("mixtures: recomputation changes no bit, and counts nothing twice") {
+TEST_CASE_FIXTURE(OneThread, "mixtures: recomputation changes no bit, and counts nothing twice") {
   for (auto [name, config] : trained(true))
     for (const double dropout : {0.0, 0.2}) {
       CAPTURE(name);
@@ -125,7 +134,9 @@ TEST_CASE("mixtures: recomputation changes no bit, and counts nothing twice") {
     }
 }
 
-TEST_CASE("mixtures: a model run in stages is the model, its routers' losses where they arise") {
+TEST_CASE_FIXTURE(
+    OneThread,
+    "mixtures: a model run in stages is the model, its routers' losses where they arise") {
   for (const auto& [name, config] : trained(true)) {
     CAPTURE(name);
     const auto model = ready(config);
@@ -149,7 +160,7 @@ TEST_CASE("mixtures: a model run in stages is the model, its routers' losses whe
   }
 }
 
-TEST_CASE("mixtures: a batch without a target has loss 0 and gradients of 0") {
+TEST_CASE_FIXTURE(OneThread, "mixtures: a batch without a target has loss 0 and gradients of 0") {
   for (const auto& [name, config] : trained(false)) {
     CAPTURE(name);
     const auto model = ready(config);
@@ -162,7 +173,7 @@ TEST_CASE("mixtures: a batch without a target has loss 0 and gradients of 0") {
   }
 }
 
-TEST_CASE("mixtures: the loss falls in training") {
+TEST_CASE_FIXTURE(OneThread, "mixtures: the loss falls in training") {
   for (const auto& [name, config] : trained(false)) {
     CAPTURE(name);
     const auto model = make_model(config);
@@ -184,7 +195,8 @@ TEST_CASE("mixtures: the loss falls in training") {
   }
 }
 
-TEST_CASE("mixtures: evaluation has no routers' losses, drops nothing and counts nothing") {
+TEST_CASE_FIXTURE(OneThread,
+                  "mixtures: evaluation has no routers' losses, drops nothing and counts nothing") {
   for (const auto& [name, config] : trained(true)) {
     CAPTURE(name);
     const auto model = ready(config);
@@ -204,7 +216,7 @@ TEST_CASE("mixtures: evaluation has no routers' losses, drops nothing and counts
   }
 }
 
-TEST_CASE("mixtures: a cache of keys and values changes no logit") {
+TEST_CASE_FIXTURE(OneThread, "mixtures: a cache of keys and values changes no logit") {
   for (const auto& [name, config] : mixtures()) {
     CAPTURE(name);
     const auto model = ready(config);
@@ -218,7 +230,8 @@ TEST_CASE("mixtures: a cache of keys and values changes no logit") {
   }
 }
 
-TEST_CASE("mixtures: the global aux loss looks at the load of the last global batch") {
+TEST_CASE_FIXTURE(OneThread,
+                  "mixtures: the global aux loss looks at the load of the last global batch") {
   auto config = trained(false)[0].second;
   config.moe.z_loss = 0, config.moe.aux_scope = "global";
   const auto model = ready(config);
@@ -238,7 +251,8 @@ TEST_CASE("mixtures: the global aux loss looks at the load of the last global ba
   CHECK(same_bits(global, run(*model, batch)));
 }
 
-TEST_CASE("mixtures: update_balance moves the biases of crowded and of idle experts") {
+TEST_CASE_FIXTURE(OneThread,
+                  "mixtures: update_balance moves the biases of crowded and of idle experts") {
   const auto config = mixtures()[4].second;
   const auto model = make_model(config);
   Tensor counts = torch::zeros({2, 6}, torch::kLong);
@@ -251,7 +265,7 @@ TEST_CASE("mixtures: update_balance moves the biases of crowded and of idle expe
   CHECK(bias(2).equal(torch::tensor({0.01f, 0.01f, -0.01f, 0.01f, 0.01f, 0.01f})));
 }
 
-TEST_CASE("mixtures: names, axes and flops") {
+TEST_CASE_FIXTURE(OneThread, "mixtures: names, axes and flops") {
   const auto config = mixtures()[2].second;
   const auto model = make_model(config);
   const auto axes = model->axes();

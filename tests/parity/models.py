@@ -48,6 +48,20 @@ FAMILIES = {
         **SMALL, num_key_value_heads=2, tie_word_embeddings=True)),
     "qwen3": lambda: (transformers.Qwen3ForCausalLM, transformers.Qwen3Config(
         **SMALL, num_key_value_heads=2, head_dim=16)),
+    "mixtral": lambda: (transformers.MixtralForCausalLM, transformers.MixtralConfig(
+        **SMALL, num_key_value_heads=2, num_local_experts=6, num_experts_per_tok=2)),
+    "olmoe": lambda: (transformers.OlmoeForCausalLM, transformers.OlmoeConfig(
+        **SMALL, num_key_value_heads=3, num_experts=8, num_experts_per_tok=3, norm_topk_prob=False)),
+    "qwen2_moe": lambda: (transformers.Qwen2MoeForCausalLM, transformers.Qwen2MoeConfig(
+        **SMALL, num_key_value_heads=2, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
+        shared_expert_intermediate_size=48, norm_topk_prob=False, mlp_only_layers=[0])),
+    "qwen3_moe": lambda: (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig(
+        **SMALL, num_key_value_heads=2, head_dim=16, num_experts=8, num_experts_per_tok=3,
+        moe_intermediate_size=24, norm_topk_prob=True)),
+    "dots1": lambda: (transformers.Dots1ForCausalLM, transformers.Dots1Config(
+        **SMALL, num_key_value_heads=2, head_dim=16, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2,
+        moe_intermediate_size=24, n_group=4, topk_group=2, norm_topk_prob=True, first_k_dense_replace=1,
+        routed_scaling_factor=2.5, sliding_window=None)),
 }
 
 
@@ -59,6 +73,9 @@ def build(family):
     with torch.no_grad():  # away from zeros and ones, so that biases and norms matter
         for name, p in model.named_parameters():
             p.add_(0.05 * torch.randn_like(p))
+        for name, b in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                b.add_(0.2 * torch.randn_like(b))
     return model.eval()
 
 
