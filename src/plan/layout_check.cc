@@ -117,7 +117,7 @@ void check_shard(Judge& j) {
     j.refuse({"shard",
               fields,
               str(j.p.shard),
-              str("must divide the ", j.s.data, " data ranks"),
+              str("must divide the number of data ranks = ", j.s.data),
               {{"parallel.shard"}},
               "0 shares among all of them"});
 }
@@ -211,15 +211,17 @@ void check_exchange(Judge& j, const std::string& field, std::int64_t degree) {
 
 void check_mixed(Judge& j) {
   const Names fields = {"parallel.ulysses", "parallel.context", "parallel.context_kind"};
-  if (j.p.ulysses == 0 || j.p.context % j.p.ulysses != 0)
-    j.refuse({"mixed",
-              fields,
-              str(j.p.ulysses),
-              str("must divide parallel.context = ", j.p.context, " with context_kind = mixed"),
-              {{"parallel.ulysses"}, {"parallel.context_kind"}},
-              ""});
-  else
-    check_exchange(j, "parallel.ulysses", j.p.ulysses);
+  const std::string context = str("parallel.context = ", j.p.context);
+  if (j.p.ulysses > 0 && j.p.context % j.p.ulysses == 0)
+    return check_exchange(j, "parallel.ulysses", j.p.ulysses);
+  j.refuse({"mixed",
+            fields,
+            str(j.p.ulysses),
+            j.p.ulysses == 0
+                ? "must be set with parallel.context_kind = mixed, to a divisor of " + context
+                : "must divide " + context,
+            {{"parallel.ulysses"}, {"parallel.context_kind"}},
+            "use parallel.context_kind: ring"});
 }
 
 void check_context(Judge& j) {
@@ -240,6 +242,18 @@ void check_context(Judge& j) {
 
 // --- pipeline
 
+// The cut with `more` layers (or fewer) in its last stages.
+std::string mended(std::vector<std::int64_t> cut, std::int64_t more) {
+  for (auto stage = cut.rbegin(); stage != cut.rend() && more != 0; ++stage) {
+    const std::int64_t change = std::max(more, -*stage);
+    *stage += change;
+    more -= change;
+  }
+  Names words;
+  for (const std::int64_t layers : cut) words.push_back(str(layers));
+  return join(words, " ");
+}
+
 void check_cut(Judge& j) {
   const std::vector<std::int64_t> cut = layers_of_cut(j.p.pipeline_cut);
   const std::int64_t stages = j.p.pipeline * j.p.pipeline_chunks, layers = j.r.model.layers;
@@ -255,22 +269,23 @@ void check_cut(Judge& j) {
   }
   std::int64_t sum = 0;
   for (const std::int64_t count : cut) sum += count;
-  const Trial trial{"parallel.pipeline_cut", {"even"}};
+  const std::string otherwise = "even needs no numbers";
   if (static_cast<std::int64_t>(cut.size()) != stages)
-    j.refuse({"cut stages",
-              {"parallel.pipeline_cut", "parallel.pipeline", "parallel.pipeline_chunks"},
-              j.p.pipeline_cut,
-              str("must have a number for each of the ", stages,
-                  " stages (pipeline x chunks), not ", cut.size()),
-              {trial, {"parallel.pipeline"}, {"parallel.pipeline_chunks"}},
-              ""});
+    j.refuse(
+        {"cut stages",
+         {"parallel.pipeline_cut", "parallel.pipeline", "parallel.pipeline_chunks"},
+         j.p.pipeline_cut,
+         str("must have a number for each of the ", stages, " stages (pipeline x chunks), not ",
+             cut.size()),
+         {{"parallel.pipeline_cut", {"even"}}, {"parallel.pipeline"}, {"parallel.pipeline_chunks"}},
+         otherwise});
   if (j.s.known && sum != layers)
     j.refuse({"cut layers",
               {"parallel.pipeline_cut", "model.layers"},
               j.p.pipeline_cut,
               str("must sum to model.layers = ", layers, ", not to ", sum),
-              {trial},
-              ""});
+              {{"parallel.pipeline_cut", {"even", mended(cut, layers - sum)}}},
+              otherwise});
 }
 
 void check_schedule(Judge& j) {
@@ -284,16 +299,16 @@ void check_schedule(Judge& j) {
                 wrong.value,
                 wrong.rule,
                 {{"parallel.pipeline_chunks"}, {"parallel.pipeline_schedule"}},
-                ""});
+                "1f1b has one stage a rank"});
     else
-      j.refuse(
-          {"micro-batches",
-           {"batch.global", "batch.micro", "parallel.pipeline_schedule", "parallel.pipeline",
-            "parallel.workers"},
-           str(j.r.batch.global),
-           str("is ", some, " micro-batches for a data rank, which with ", kind, " ", wrong.rule),
-           {{"batch.global"}, {"batch.micro"}, {"parallel.pipeline_schedule"}},
-           ""});
+      j.refuse({"micro-batches",
+                {"batch.global", "batch.micro", "parallel.pipeline_schedule", "parallel.pipeline",
+                 "parallel.workers"},
+                str(j.r.batch.global),
+                str("makes ", some, some == 1 ? " micro-batch" : " micro-batches",
+                    " for a data rank; with ", kind, " their number ", wrong.rule),
+                {{"batch.global"}, {"batch.micro"}, {"parallel.pipeline_schedule"}},
+                "use parallel.pipeline_schedule: 1f1b"});
   }
   const double passes = 2.0 * ranks * chunks * some;
   if (passes > most_passes)
@@ -364,16 +379,19 @@ void check_expert_sizes(Judge& j) {
 void check_experts(Judge& j) {
   if (j.p.expert == 1 && j.p.expert_tensor == 1) return;
   if (j.s.known) check_expert_sizes(j);
-  const std::int64_t here = j.p.workers / j.p.pipeline;
-  if (j.s.fits && here % (j.p.expert * j.p.expert_tensor) != 0)
-    j.refuse(
-        {"expert ranks",
-         {"parallel.expert", "parallel.expert_tensor", "parallel.workers", "parallel.pipeline"},
-         str(j.p.expert),
-         str("must, times expert_tensor = ", j.p.expert_tensor, ", divide the ", here,
-             " ranks of a pipeline stage (data x context x tensor)"),
-         {{"parallel.expert"}, {"parallel.expert_tensor"}},
-         "let expert x expert_tensor divide data x context x tensor"});
+  if (j.s.known && j.r.model.moe.experts == 0) return;
+  const std::int64_t here = j.p.workers / j.p.pipeline, folded = j.p.expert * j.p.expert_tensor;
+  if (j.s.fits && here % folded != 0) {
+    const Names both = {"parallel.expert", "parallel.expert_tensor"};
+    const std::size_t first = j.p.expert > 1 ? 0 : 1;
+    j.refuse({"expert ranks",
+              {both[first], both[1 - first], "parallel.workers", "parallel.pipeline"},
+              j.value(both[first]),
+              str("makes expert x expert_tensor = ", folded,
+                  ", which must divide data x context x tensor = ", here),
+              {{both[0]}, {both[1]}},
+              "let expert x expert_tensor divide data x context x tensor"});
+  }
   if (j.p.expert > 1 && j.rules.at("expert") == "none")
     j.refuse({"expert rule",
               {"parallel.expert", "parallel.rules"},

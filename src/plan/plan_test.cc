@@ -23,6 +23,25 @@ int peak(const PipelineTiming& timing) {
   return *std::max_element(timing.peak_activations.begin(), timing.peak_activations.end());
 }
 
+// The header's rules, told again.
+bool possible(const std::string& kind, int ranks, int chunks, int micro_batches) {
+  if (kind == "interleaved") return chunks > 1 && micro_batches % ranks == 0;
+  if (kind == "zb-v") return chunks == 2;
+  if (kind == "dualpipe-v") return chunks == 2 && micro_batches >= 2 * ranks;
+  return chunks == 1;
+}
+
+// Each refusal has a reason, and with all of its first nearest values nothing is refused.
+void check_reasons(const ConfigError& error, PipelineSchedule wanted) {
+  for (const Violation& violation : error.violations()) {
+    CHECK(violation.rule.starts_with("must be "));
+    const int nearest =
+        std::stoi(violation.remedy.substr(violation.remedy.find_first_of("0123456789")));
+    (violation.field == "pipeline.chunks" ? wanted.chunks : wanted.micro_batches) = nearest;
+  }
+  CHECK(possible(wanted.kind, wanted.ranks, wanted.chunks, wanted.micro_batches));
+}
+
 }  // namespace
 
 TEST_CASE("pipeline: every schedule ends, with each pass once, or is refused, over a grid") {
@@ -35,10 +54,13 @@ TEST_CASE("pipeline: every schedule ends, with each pass once, or is refused, ov
           PipelineSchedule schedule;
           try {
             schedule = make_pipeline_schedule(kind, ranks, chunks, micro_batches);
-          } catch (const ConfigError&) {
+          } catch (const ConfigError& error) {
+            CHECK_FALSE(possible(kind, ranks, chunks, micro_batches));
+            check_reasons(error, {kind, ranks, chunks, micro_batches, {}, {}});
             ++refused;
             continue;
           }
+          CHECK(possible(kind, ranks, chunks, micro_batches));
           // Costs that are not alike, so that no order is right by symmetry.
           const PipelineTiming timing = simulate(schedule, {1.1, 0.7, 1.9, 0.3});
           CHECK(timing.bubble < 1);
