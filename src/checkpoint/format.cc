@@ -18,13 +18,15 @@ DType dtype_named(const std::string& name, const std::string& origin) {
 }  // namespace
 
 Json to_json(const Entry& entry) {
-  return {{"name", entry.name},
-          {"dtype", name_of(entry.dtype)},
-          {"shape", entry.shape},
-          {"offset", entry.box.offset},
-          {"size", entry.box.size},
-          {"file", entry.file},
-          {"checksum", hex64(entry.checksum)}};
+  Json json = {{"name", entry.name},
+               {"dtype", name_of(entry.dtype)},
+               {"shape", entry.shape},
+               {"offset", entry.box.offset},
+               {"size", entry.box.size},
+               {"file", entry.file},
+               {"checksum", hex64(entry.checksum)}};
+  if (!entry.key.empty()) json["key"] = entry.key;
+  return json;
 }
 
 Entry entry_from(const Json& json, const std::string& origin) {
@@ -36,6 +38,7 @@ Entry entry_from(const Json& json, const std::string& origin) {
     entry.box = {json.at("offset").get<std::vector<std::int64_t>>(),
                  json.at("size").get<std::vector<std::int64_t>>()};
     entry.file = json.at("file").get<std::string>();
+    entry.key = json.value("key", std::string());
     entry.checksum = std::stoull(json.at("checksum").get<std::string>(), nullptr, 16);
     const std::size_t dims = entry.shape.size();
     bool good = entry.box.offset.size() == dims && entry.box.size.size() == dims &&
@@ -67,9 +70,9 @@ Manifest manifest_from(const Json& json, const std::string& origin) {
     if (json.at("format") != "tutti-checkpoint")
       throw ConfigError(origin + ": not a Tutti checkpoint");
     const int version = json.at("version").get<int>();
-    if (version != format_version)
+    if (version < 1 || version > format_version)
       throw ConfigError(
-          str(origin, ": format version ", version, "; this program reads ", format_version));
+          str(origin, ": format version ", version, "; this program reads 1 to ", format_version));
     Json rest = json;
     rest.erase("checksum");
     if (json.at("checksum") != hex64(hash64(rest.dump())))

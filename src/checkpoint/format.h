@@ -14,7 +14,7 @@
 
 namespace tutti::checkpoint {
 
-inline constexpr int format_version = 1;
+inline constexpr int format_version = 2;  // 1, without keys, is read too
 
 // One stored piece of a tensor.
 struct Entry {
@@ -24,6 +24,9 @@ struct Entry {
   Box box;                          // the part that is stored here
   std::string file;                 // "rank-000.safetensors"
   std::uint64_t checksum = 0;       // hash64 of the piece's bytes
+  std::string key = {};             // its name in the file, if that is not `name`
+
+  const std::string& stored_name() const { return key.empty() ? name : key; }
 };
 
 struct Manifest {

@@ -78,7 +78,7 @@ Loader::Loader(const fs::path& step_folder, bool verify) : path_(step_folder) {
     by_name_.emplace(entry.name, i);
     if (!files_.contains(entry.file)) files_.emplace(entry.file, StoredFile(path_ / entry.file));
     const auto& stored = files_.at(entry.file).tensors();
-    const auto found = stored.find(entry.name);
+    const auto found = stored.find(entry.stored_name());
     if (found == stored.end() || found->second.dtype != entry.dtype ||
         found->second.shape != entry.box.size)
       throw WorldError(
@@ -100,7 +100,7 @@ void Loader::read(const std::string& name, const Box& box, std::byte* out) const
   for (auto it = first; it != last; ++it) {
     const Entry& entry = manifest_.entries[it->second];
     const Box common = intersect(entry.box, box);
-    const StoredTensor& stored = files_.at(entry.file).tensors().at(name);
+    const StoredTensor& stored = files_.at(entry.file).tensors().at(entry.stored_name());
     copy_box(common, entry.box, stored.bytes.data(), box, out, size_of(entry.dtype));
     covered += element_count(common);
   }

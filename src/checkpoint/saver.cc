@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <thread>
@@ -110,7 +111,7 @@ struct Saver::Work {
       const auto bytes = std::span<const std::byte>(staging).subspan(
           offsets[i], static_cast<std::size_t>(element_count(entry.box)) * size_of(entry.dtype));
       entry.checksum = hash64(bytes);
-      tensors.push_back({entry.name, {entry.dtype, entry.box.size, bytes}});
+      tensors.push_back({entry.stored_name(), {entry.dtype, entry.box.size, bytes}});
       part.push_back(to_json(entry));
     }
     write_stored(partial() / shard_name(rank), tensors);
@@ -211,22 +212,25 @@ double Saver::save(std::int64_t step, std::span<const TensorView> tensors, const
   const double start = real_clock().now();
   wait();
   Work& work = *work_;
+  // Only of what all ranks have: they must all come to the same shares.
   std::vector<std::size_t> sizes;
   for (const TensorView& tensor : tensors)
-    sizes.push_back(tensor.box ? 0
-                               : static_cast<std::size_t>(element_count(whole(tensor.shape))) *
-                                     size_of(tensor.dtype));
+    if (!tensor.box)
+      sizes.push_back(static_cast<std::size_t>(element_count(whole(tensor.shape))) *
+                      size_of(tensor.dtype));
   const std::vector<int> owners = share_out(sizes, work.world);
+  std::map<std::string, int> pieces;
   work.entries.clear();
   work.offsets.clear();
   std::size_t total = 0;
   std::vector<const std::byte*> sources;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const TensorView& tensor = tensors[i];
-    if (!tensor.box && owners[i] != work.rank) continue;
+  auto owner = owners.begin();
+  for (const TensorView& tensor : tensors) {
     const Box box = tensor.box ? *tensor.box : whole(tensor.shape);
-    work.entries.push_back(
-        {tensor.name, tensor.dtype, tensor.shape, box, shard_name(work.rank), 0});
+    if (tensor.box ? element_count(box) == 0 : *owner++ != work.rank) continue;
+    const int before = pieces[tensor.name]++;
+    work.entries.push_back({tensor.name, tensor.dtype, tensor.shape, box, shard_name(work.rank), 0,
+                            before ? str(tensor.name, "#", before) : ""});
     work.offsets.push_back(total);
     sources.push_back(tensor.data);
     total += static_cast<std::size_t>(element_count(box)) * size_of(tensor.dtype);

@@ -25,7 +25,9 @@ struct TensorView {
   DType dtype = DType::f32;
   std::vector<std::int64_t> shape;  // global
   const std::byte* data = nullptr;  // row-major, of the box
-  std::optional<Box> box;           // empty: all ranks have the whole tensor, one of them writes it
+  // None: all ranks have the whole tensor, and one of them writes it. Else this rank writes this
+  // box; several of one name may be given, and empty ones are left out.
+  std::optional<Box> box;
 };
 
 struct Keep {

@@ -64,11 +64,12 @@ struct StepOutcome {
 // A tensor of the run's state, or a piece of one, by its global name, as bytes that lie in the
 // engine.
 struct StateTensor {
-  std::string name;                     // "model/<parameter>", "optimizer.exp_avg/<parameter>", ...
-  torch::Tensor value;                  // contiguous; writing into it restores the state
+  std::string name;     // "model/<parameter>", "optimizer.exp_avg/<parameter>", ...
+  torch::Tensor value;  // contiguous; writing into it restores the state
   std::vector<std::int64_t> shape = {};  // global; of a piece only
-  std::optional<Box> box = {};          // which piece; none: the whole, the same on every rank
-  bool owned = true;  // of a piece: whether this is the rank that writes it, among those that have it
+  std::optional<Box> box = {};           // which piece; none: the whole, the same on every rank
+  bool owned =
+      true;  // of a piece: whether this is the rank that writes it, among those that have it
 };
 
 struct StepInput {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <set>
 #include <unordered_set>
 
 #include "base/clock.h"
@@ -27,6 +29,25 @@ double tree_sum(const double* values, std::int64_t count) {
   if (count == 1) return values[0];
   const std::int64_t split = comm::split_of(static_cast<int>(count));
   return tree_sum(values, split) + tree_sum(values + split, count - split);
+}
+
+// Every rank's text, on every rank.
+std::vector<std::string> all_gather_text(collective::Group& group, const std::string& text) {
+  const torch::Tensor sizes =
+      group.all_gather(torch::full({1}, static_cast<std::int64_t>(text.size()), torch::kLong));
+  const collective::Counts counts(sizes.data_ptr<std::int64_t>(),
+                                  sizes.data_ptr<std::int64_t>() + group.size());
+  torch::Tensor mine = torch::empty({counts[static_cast<std::size_t>(group.rank())]}, torch::kByte);
+  std::memcpy(mine.data_ptr(), text.data(), text.size());
+  torch::Tensor all = torch::empty({sizes.sum().item<std::int64_t>()}, torch::kByte);
+  group.all_gather_v(mine, all, counts);
+  std::vector<std::string> texts;
+  const char* at = static_cast<const char*>(all.data_ptr());
+  for (const std::int64_t count : counts) {
+    texts.emplace_back(at, static_cast<std::size_t>(count));
+    at += count;
+  }
+  return texts;
 }
 
 std::unique_ptr<StagedTask> adaptor_of(Task& task, const plan::Layout& layout) {
@@ -63,6 +84,7 @@ MeshEngine::MeshEngine(const recipe::Recipe& recipe, Task& task, const plan::Lay
   cut_all();
   find_shared();
   make_stages();
+  learn_others();
 }
 
 MeshEngine::~MeshEngine() = default;
@@ -439,9 +461,29 @@ std::vector<StateTensor> MeshEngine::state() {
                      (shared == shared_.end() || shared->second->rank() == 0));
     }
   std::vector<StateTensor> all = state_.tensors();
-  for (const auto* tensors : {&fixed_, &moving_})
+  for (const auto* tensors : {&fixed_, &moving_, &elsewhere_})
     all.insert(all.end(), tensors->begin(), tensors->end());
   return all;
+}
+
+// Every rank's state names all tensors of the run, so that a checkpoint of another run is noticed
+// by all.
+void MeshEngine::learn_others() {
+  std::set<std::string> mine, others;
+  Json told = Json::array();
+  for (const StateTensor& tensor : state())
+    if (tensor.box && mine.insert(tensor.name).second)
+      told.push_back({tensor.name, tensor.shape, static_cast<int>(tensor.value.scalar_type())});
+  for (const std::string& text : all_gather_text(*groups_.world, told.dump()))
+    for (const Json& tensor : parse_json(text, "a rank's state")) {
+      const auto name = tensor[0].get<std::string>();
+      const auto shape = tensor[1].get<std::vector<std::int64_t>>();
+      if (mine.contains(name) || !others.insert(name).second) continue;
+      const std::vector<std::int64_t> none(shape.size(), 0);
+      elsewhere_.push_back(
+          {name, torch::zeros(none, static_cast<torch::ScalarType>(tensor[2].get<int>())), shape,
+           Box{none, none}, false});
+    }
 }
 
 void MeshEngine::restored() {

@@ -59,6 +59,7 @@ class MeshEngine : public Engine, private StageGradients {
   void cut_all();
   void make_stages();
   void find_shared();
+  void learn_others();
   std::unique_ptr<StageParameters> make_parameters(const OwnStage& own, const nn::Stage& stage);
   OwnStage& own(int stage);
   std::vector<nn::Stage> stages() const;
@@ -95,6 +96,7 @@ class MeshEngine : public Engine, private StageGradients {
   std::map<std::string, std::shared_ptr<collective::Group>> shared_;
   std::map<int, Pipeline> pipelines_;  // by their number of micro-batches
   LocalState state_;
+  std::vector<StateTensor> elsewhere_;  // empty pieces of what only other ranks hold
 
   int micro_batches_ = 1;
   std::vector<int> ids_;                                // of this rank

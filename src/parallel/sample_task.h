@@ -145,6 +145,7 @@ inline std::vector<StateTensor> assemble(const std::vector<std::vector<StateTens
         owners = torch::zeros(shape, torch::kInt);
       }
       const Box box = tensor.box ? *tensor.box : tutti::whole(shape);
+      if (tensor.value.numel() == 0 || (tensor.value.dim() == 0 && !tensor.owned)) continue;
       torch::Tensor place = at_box(values, box), held = at_box(holders, box);
       CHECK_MESSAGE(torch::where(held > 0, place, tensor.value).equal(tensor.value), tensor.name);
       place.copy_(tensor.value);

@@ -15,7 +15,7 @@
 #include "events/summary.h"
 #include "launch/cores.h"
 #include "launch/local.h"
-#include "parallel/replicated.h"
+#include "parallel/engines.h"
 #include "recipe/check.h"
 #include "recipe/show.h"
 #include "train/recorder.h"
@@ -35,17 +35,17 @@ Result work(const recipe::Recipe& recipe, const Worker& worker, parallel::Task& 
   catch_stop_signals();
   prepare_process(recipe);
   const auto group = open_group(worker, recipe.parallel);
-  parallel::ReplicatedEngine engine(recipe, task, group);
+  const auto engine = parallel::make_engine(recipe, task, group);
   const auto recorder = std::make_shared<Recorder>(worker, recipe,
                                                    Json{{"name", recipe.name},
-                                                        {"parameters", engine.parameter_count()},
+                                                        {"parameters", engine->parameter_count()},
                                                         {"threads", recipe.parallel.threads},
                                                         {"transport", group->transport()},
                                                         {"precision", recipe.precision}});
   callbacks.push_back(recorder);
-  Trainer trainer(recipe, worker, engine, task, train, validation, std::move(callbacks));
+  Trainer trainer(recipe, worker, *engine, task, train, validation, std::move(callbacks));
   const Result result = trainer.run();
-  recorder->done(result, {{"name", recipe.name}, {"parameters", engine.parameter_count()}});
+  recorder->done(result, {{"name", recipe.name}, {"parameters", engine->parameter_count()}});
   return result;
 }
 

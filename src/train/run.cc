@@ -4,9 +4,10 @@
 #include "checkpoint/loader.h"
 #include "data/tokenizer.h"
 #include "nn/generate.h"
-#include "parallel/replicated.h"
+#include "parallel/engines.h"
 #include "train/language.h"
 #include "train/recorder.h"
+#include "train/restore.h"
 
 namespace tutti::train {
 namespace {
@@ -58,20 +59,22 @@ Result run(const recipe::Recipe& recipe, const Worker& worker) {
 
   LanguageTask task(model_of(recipe, worker, tokenizer->vocab_size()), recipe);
   const auto group = open_group(worker, recipe.parallel);
-  parallel::ReplicatedEngine engine(recipe, task, group);
+  recipe::Recipe sized = recipe;  // every size of the model is known now
+  sized.model = task.model().config();
+  const auto engine = parallel::make_engine(sized, task, group);
 
   const auto recorder =
-      std::make_shared<Recorder>(worker, recipe, facts_of(recipe, *group, engine));
-  Trainer trainer(recipe, worker, engine, task, samples, validation.get(), {recorder});
+      std::make_shared<Recorder>(worker, recipe, facts_of(recipe, *group, *engine));
+  Trainer trainer(recipe, worker, *engine, task, samples, validation.get(), {recorder});
   const Result result = trainer.run();
 
   if (worker.rank == 0 && !result.interrupted && recipe.logging.sample_tokens > 0)
-    recorder->sample(result.steps, write_sample(task.model(), *tokenizer, recipe));
+    recorder->sample(result.steps, write_sample(*restore(worker.folder).model, *tokenizer, recipe));
   const double tokens =
       static_cast<double>(result.steps * recipe.batch.global * recipe.data.sequence);
   recorder->done(result, {{"name", recipe.name},
                           {"tokens", tokens},
-                          {"parameters", engine.parameter_count()},
+                          {"parameters", engine->parameter_count()},
                           {"nats_per_byte", result.validation_loss ? Json(*result.validation_loss /
                                                                           dataset.bytes_per_token)
                                                                    : Json()}});

@@ -1,0 +1,51 @@
+#include "parallel/engines.h"
+
+#include <map>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "parallel/mesh_engine.h"
+#include "parallel/replicated.h"
+#include "plan/layout.h"
+
+namespace tutti::parallel {
+namespace {
+
+std::unique_ptr<Engine> make_replicated(const recipe::Recipe& recipe, Task& task,
+                                        std::shared_ptr<collective::Group> world) {
+  return std::make_unique<ReplicatedEngine>(recipe, task, std::move(world));
+}
+
+std::unique_ptr<Engine> make_mesh(const recipe::Recipe& recipe, Task& task,
+                                  std::shared_ptr<collective::Group> world) {
+  return std::make_unique<MeshEngine>(recipe, task, plan::make_layout(recipe), std::move(world));
+}
+
+std::map<std::string, EngineFactory>& factories() {
+  static std::map<std::string, EngineFactory> all = {
+      {"replicated", make_replicated}, {"sharded", make_mesh}, {"mesh", make_mesh}};
+  return all;
+}
+
+}  // namespace
+
+void register_engine(const std::string& name, EngineFactory factory) {
+  factories()[name] = std::move(factory);
+}
+
+std::vector<std::string> engine_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, factory] : factories()) names.push_back(name);
+  return names;
+}
+
+std::unique_ptr<Engine> make_engine(const recipe::Recipe& recipe, Task& task,
+                                    std::shared_ptr<collective::Group> world) {
+  const auto found = factories().find(recipe.parallel.engine);
+  if (found == factories().end())
+    throw ConfigError({{"parallel.engine", "", recipe.parallel.engine,
+                        "must be one of " + join(engine_names(), ", "), ""}});
+  return found->second(recipe, task, std::move(world));
+}
+
+}  // namespace tutti::parallel
