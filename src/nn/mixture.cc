@@ -59,7 +59,7 @@ torch::Tensor loss_of(const Value& x, const Routing& routing, const torch::Tenso
   if (x.type.kind == Kind::replicate) return loss;
   return spread()
       .convert(loss.view({1, 1}), Type::partial(), Type::replicate(), 1, p.router)
-      .view({});
+      .squeeze();
 }
 
 SlotOrder order_of(const Value& x, const Routing& routing, const recipe::Moe& moe,
@@ -108,6 +108,8 @@ Value mixture(const Value& x, const MixtureParameters& p, const recipe::Moe& moe
               const MixtureTokens& tokens, MixtureTrace& trace) {
   const Value in = to_type(x, wanted(x.type, p), p.gate);
   if (in.type.kind != Kind::replicate) spread().sum_gradient(p.router);
+  if (in.type.kind == Kind::shard && !expert_spread().spreads())  // whole experts, some tokens
+    for (const auto& weight : {p.gate, p.up, p.down}) spread().sum_gradient(weight);
   const bool again = trace.ids.defined();
   const Routing routing = route(nn::linear(in.tensor, {{p.router, {}}}), p.bias, moe, trace.ids);
   trace.ids = routing.ids;

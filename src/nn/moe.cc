@@ -209,13 +209,14 @@ torch::Tensor plain_experts(const torch::Tensor& rows, const std::vector<std::in
   const auto gates = gate.unbind(0), ups = up.unbind(0), downs = down.unbind(0);
   Tensors parts;
   for (const Run& run : runs_of(counts)) {
-    if (run.rows == 0 && run.expert > 0) continue;  // one remains: the result has a history
+    if (run.rows == 0) continue;
     const auto e = static_cast<std::size_t>(run.expert);
     const auto x = rows.narrow(0, run.begin, run.rows);
     const auto wide = plain::linear(x, {{gates[e], {}}, {ups[e], {}}});
     parts.push_back(torch::linear(plain::swiglu(wide), downs[e]));
   }
-  if (parts.empty()) return rows + 0 * (gate.sum() + up.sum() + down.sum());  // no experts here
+  // Nothing to do, but backward passes come by.
+  if (parts.empty()) return rows + 0 * (gate.sum() + up.sum() + down.sum());
   return torch::cat(parts);
 }
 
