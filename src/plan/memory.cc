@@ -1,0 +1,215 @@
+#include "plan/memory.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "mesh/placement.h"
+#include "plan/layout_rules.h"
+#include "recipe/show.h"
+
+namespace tutti::plan {
+namespace {
+
+using recipe::Model;
+using recipe::Recipe;
+
+Model resolved(const Recipe& recipe) {
+  Recipe copy = recipe;
+  recipe::resolve(copy, Sizes(recipe).vocab, 1);
+  return copy.model;
+}
+
+bool is_mixture(const Model& m, std::int64_t layer) {
+  return m.moe.experts > 0 && layer >= m.moe.dense_layers;
+}
+
+// Sizes of one rank's part of the model.
+class Part {
+ public:
+  Part(const Model& model, const Layout& layout, int rank)
+      : m_(model), layout_(layout), rank_(rank), tensor_(layout.mesh.size("tensor")) {}
+
+  ParameterCount layer(std::int64_t index) const {
+    const bool gpt2 = m_.family == "gpt2";
+    ParameterCount count{gpt2 ? gpt2_attention() : llama_attention(), 0};
+    if (!is_mixture(m_, index)) {
+      const std::int64_t width = cut(m_.mlp, "mlp");
+      count.dense += gpt2 ? (2 * m_.embed + 1) * width + m_.embed : 3 * m_.embed * width;
+      return count;
+    }
+    const recipe::Moe& moe = m_.moe;
+    count.dense += moe.experts * m_.embed;
+    count.dense += 3 * m_.embed * cut(moe.shared_experts * moe.expert_mlp, "mlp");
+    count.dense += moe.shared_gate ? m_.embed : 0;
+    count.experts =
+        3 * m_.embed * folded(moe.experts, "expert") * folded(moe.expert_mlp, "expert_tensor");
+    return count;
+  }
+
+  std::int64_t embedding() const { return cut(m_.vocab, "vocab") * m_.embed; }
+  std::int64_t positions() const {
+    return m_.family == "gpt2" ? cut(m_.context, "position") * m_.embed : 0;
+  }
+  std::int64_t last_norm() const { return m_.family == "gpt2" ? 2 * m_.embed : m_.embed; }
+
+ private:
+  std::int64_t cut(std::int64_t size, const char* axis) const {
+    if (layout_.rules.at(axis) != "tensor") return size;
+    return slice_of(size, tensor_, layout_.mesh.coordinate(rank_, "tensor")).size;
+  }
+  std::int64_t folded(std::int64_t size, const char* axis) const {
+    return slice_of(size, layout_.experts.size(axis), layout_.experts.coordinate(rank_, axis)).size;
+  }
+  // Of query heads and of key heads, here.
+  std::int64_t query() const { return key() * (m_.heads / m_.kv_heads); }
+  std::int64_t key() const { return cut(m_.kv_heads, "heads") * m_.head_dim; }
+
+  std::int64_t llama_attention() const {
+    const std::int64_t rows = query() + 2 * key();
+    std::int64_t count = rows * m_.embed + query() * m_.embed + 2 * m_.embed;
+    if (m_.qkv_bias) count += rows;
+    if (m_.qk_norm_whole) return count + (m_.heads + m_.kv_heads) * m_.head_dim;
+    return count + (m_.qk_norm ? 2 * m_.head_dim : 0);
+  }
+  std::int64_t gpt2_attention() const {
+    return 3 * query() * (m_.embed + 1) + (query() + 1) * m_.embed + 4 * m_.embed;
+  }
+
+  const Model& m_;
+  const Layout& layout_;
+  int rank_, tensor_;
+};
+
+// The stages of a rank.
+std::vector<StageLayers> own_stages(const Layout& layout, int rank) {
+  std::vector<StageLayers> own;
+  for (std::size_t s = 0; s < layout.stages.size(); ++s)
+    if (layout.schedule.rank_of[s] == layout.mesh.coordinate(rank, "pipeline"))
+      own.push_back(layout.stages[s]);
+  return own;
+}
+
+bool has_stage(const Layout& layout, int rank, std::size_t stage) {
+  return layout.schedule.rank_of[stage] == layout.mesh.coordinate(rank, "pipeline");
+}
+
+bool half(const Recipe& recipe) { return recipe.precision == "bf16" || recipe.precision == "fp16"; }
+
+// Buffers in which gradients wait to be added along the tree: one a level, and the one that comes.
+double gradient_buffers(const Recipe& recipe, std::int64_t micro_batches) {
+  if (!recipe.reproducible) return 1;
+  return std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(micro_batches, 1)));
+}
+
+// Elements of the optimizer's buffers a parameter. Muon holds one for its matrices and two for the
+// rest, which is little beside them, and the directions of the step.
+double moments(const std::string& optimizer) { return optimizer == "sgd" ? 1 : 2; }
+
+RankMemory state_of(const Recipe& recipe, const Layout& layout, double count, double ranks) {
+  const int stage = static_cast<int>(recipe.parallel.zero);
+  const bool sharded = stage > 0 && ranks > 1, copies = half(recipe) || (sharded && stage < 3);
+  const StateBytes bytes = zero_shared(
+      {half(recipe) ? 2.0 : 4.0, 4, 4 * moments(recipe.optimizer.name) + (copies ? 4 : 0)}, stage,
+      ranks);
+  const std::int64_t here = layout.schedule.micro_batches;
+  RankMemory memory;
+  memory.parameters = count * bytes.parameter;
+  memory.optimizer = count * bytes.optimizer;
+  if (!sharded)
+    memory.gradients = count * bytes.gradient * gradient_buffers(recipe, here);
+  else if (stage == 1)
+    memory.gradients = count * (bytes.gradient * gradient_buffers(recipe, here) + 4 / ranks);
+  else  // a data rank adds up its own part for all, then a shard's replicas share theirs
+    memory.gradients =
+        count * 4 * (gradient_buffers(recipe, here * layout.data) / layout.data + 1 / ranks);
+  return memory;
+}
+
+double activations_of(const Recipe& recipe, const Model& model, const Layout& layout, int rank) {
+  const bool dropping = model.dropout > 0;
+  const recipe::Parallel& p = recipe.parallel;
+  const Kept kept{half(recipe) ? 2.0 : 4.0, dropping, dropping, p.sequence_parallel};
+  const std::int64_t sequence = (recipe.data.sequence + p.context - 1) / p.context;
+  const double tokens = static_cast<double>(recipe.batch.micro * sequence);
+  const double row = tokens * static_cast<double>(model.embed) * kept.value /
+                     static_cast<double>(p.sequence_parallel ? p.tensor : 1);
+  double most = 0, layer = 0;
+  for (const StageLayers& stage : own_stages(layout, rank)) {
+    double sum = 0;
+    for (std::int64_t index = stage.begin; index < stage.end; ++index) {
+      const double whole = layer_bytes(model, recipe.batch.micro, sequence, kept, p.tensor,
+                                       p.sequence_parallel, is_mixture(model, index));
+      layer = std::max(layer, whole);
+      sum += recipe.recompute == "full" ? 2 * row : whole;  // the stream and what is added to it
+    }
+    most = std::max(most, sum);
+  }
+  const PipelineTiming timing = simulate(layout.schedule, {});
+  const auto at = static_cast<std::size_t>(layout.mesh.coordinate(rank, "pipeline"));
+  double bytes = most * timing.peak_activations[at];
+  if (recipe.recompute == "full") bytes += layer;
+  return bytes + (has_stage(layout, rank, layout.stages.size() - 1) ? 2 * row : 0);
+}
+
+}  // namespace
+
+StateBytes zero_shared(const StateBytes& whole, int stage, double ranks) {
+  return {stage >= 3 ? whole.parameter / ranks : whole.parameter,
+          stage >= 2 ? whole.gradient / ranks : whole.gradient,
+          stage >= 1 ? whole.optimizer / ranks : whole.optimizer};
+}
+
+double layer_bytes(const Model& m, std::int64_t samples, std::int64_t sequence, const Kept& kept,
+                   std::int64_t tensor, bool sequence_parallel, bool mixture) {
+  const auto real = [](std::int64_t size) { return static_cast<double>(size); };
+  const double embed = real(m.embed), parts = real(tensor), rows = sequence_parallel ? parts : 1;
+  // Two sums of the stream and two norms of them, which two matrix products take.
+  const double sums = 2 * embed * kept.value / rows;
+  const double inputs = 2 * embed * kept.value / (kept.gathered ? 1 : rows);
+  const double masks = kept.masks ? 2 * embed / rows : 0;
+  // Queries, keys, values, and what attention makes of them.
+  const double heads = real(2 * m.heads + 2 * m.kv_heads) * real(m.head_dim) * kept.value / parts;
+  const double scores = kept.scores ? real(m.heads * sequence) * (2 * kept.value + 1) / parts : 0;
+  const double ways = m.family == "gpt2" ? 2 : 3;  // gate, up and their product; gelu: two
+  double mlp = ways * real(m.mlp) * kept.value / parts;
+  if (mixture) {
+    const recipe::Moe& moe = m.moe;
+    const double routed = real(moe.experts_per_token) / rows;
+    mlp = kept.value * (routed * (embed + 3 * real(moe.expert_mlp)) +
+                        3 * real(moe.shared_experts * moe.expert_mlp) / parts);
+  }
+  return real(samples * sequence) * (sums + inputs + masks + heads + scores + mlp);
+}
+
+ParameterCount parameters_of(const Recipe& recipe, const Layout& layout, int rank) {
+  const Model model = resolved(recipe);
+  const Part part(model, layout, rank);
+  ParameterCount count;
+  for (const StageLayers& stage : own_stages(layout, rank))
+    for (std::int64_t index = stage.begin; index < stage.end; ++index) {
+      const ParameterCount layer = part.layer(index);
+      count.dense += layer.dense;
+      count.experts += layer.experts;
+    }
+  const bool first = has_stage(layout, rank, 0);
+  const bool last = has_stage(layout, rank, layout.stages.size() - 1);
+  if (first) count.dense += part.embedding() + part.positions();
+  if (last) count.dense += part.last_norm();
+  if (last && !(first && model.tied)) count.dense += part.embedding();
+  return count;
+}
+
+RankMemory memory_of(const Recipe& recipe, const Layout& layout, int rank) {
+  const ParameterCount count = parameters_of(recipe, layout, rank);
+  RankMemory memory = state_of(recipe, layout, static_cast<double>(count.dense), layout.shard);
+  const RankMemory experts =
+      state_of(recipe, layout, static_cast<double>(count.experts),
+               std::min(layout.shard, layout.experts.size("expert_replica")));
+  memory.parameters += experts.parameters;
+  memory.gradients += experts.gradients;
+  memory.optimizer += experts.optimizer;
+  memory.activations = activations_of(recipe, resolved(recipe), layout, rank);
+  return memory;
+}
+
+}  // namespace tutti::plan
