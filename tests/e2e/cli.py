@@ -152,6 +152,19 @@ class Runs(unittest.TestCase):
         return tutti("train", "tiny.yaml", "--out", "run", "--workers", str(workers), *more,
                      folder=self.folder, program=self.program)
 
+    def test_a_layout_that_cannot_be_is_refused_before_anything_starts(self):
+        self.worker("touch started\n")
+        with open(f"{self.folder}/tiny.yaml", "a") as recipe:
+            recipe.write("batch: {micro: 3}\nparallel:\n  tensor: 2\n")
+        check = tutti("recipe", "check", "tiny.yaml", folder=self.folder, program=self.program)
+        for got in (check, self.train(workers=2)):
+            self.assertEqual(got.returncode, 2, got)
+            self.assertIn("tiny.yaml:7: batch.micro = 3: must divide", got.stderr)
+            self.assertIn("tiny.yaml:9: parallel.tensor = 2: must be 1 with", got.stderr)
+            self.assertIn("nearest are parallel.tensor = 1, or parallel.engine = mesh", got.stderr)
+        self.assertFalse(os.path.exists(f"{self.folder}/started"))
+        self.assertFalse(os.path.exists(f"{self.folder}/run"))
+
     def start(self, *args):
         process = subprocess.Popen([self.program, *args], cwd=self.folder, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True)
