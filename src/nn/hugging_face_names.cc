@@ -49,6 +49,7 @@ Named hugging_face_tensors(const LanguageModel& model) {
   torch::NoGradGuard no_grad;
   Named all;
   for (const auto& p : model.named_parameters()) add(all, p.key(), p.value(), model.config());
+  if (model.config().moe.router != "sigmoid") return all;  // a softmax's has no place there
   for (const auto& b : model.named_buffers())
     if (b.key().ends_with(".router.bias")) add(all, b.key(), b.value(), model.config());
   return all;

@@ -41,6 +41,12 @@ class Task {
   // Called before each micro-batch with the optimizer step and the micro-batch's id in it, so that
   // dropout draws by name and position (promise 4).
   virtual void at(std::int64_t /*step*/, std::int64_t /*micro_batch*/) {}
+  // What passes counted besides their loss (how often each expert was chosen) since the last call:
+  // int64 of one shape on all ranks, alike on ranks that share a micro-batch; undefined: nothing.
+  // Called before a step, to forget one that failed, and after its passes; the sum over all
+  // micro-batches and stages is given to counted() when the step is applied.
+  virtual torch::Tensor take_counts() { return {}; }
+  virtual void counted(const torch::Tensor& /*sum*/) {}
 };
 
 // Micro-batch `id` of the batch that is being worked on; called on the engine's thread.

@@ -70,6 +70,7 @@ MeshEngine::MeshEngine(const recipe::Recipe& recipe, Task& task, const plan::Lay
       task_(adaptor_ ? *adaptor_ : dynamic_cast<StagedTask&>(task)),
       layout_(layout),
       groups_(open_groups(layout, recipe.parallel, std::move(world))),
+      experts_(recipe.model.moe.experts, {{}, {}, groups_.context, groups_.tensor}),
       spread_(groups_.tensor, recipe.parallel.sequence_parallel,
               groups_.context
                   ? std::make_unique<ContextAttention>(groups_.ring, groups_.ulysses,
@@ -287,6 +288,7 @@ void MeshEngine::run_micro_batches(const StepInput& input, StepOutcome& outcome)
   step.type = type_;
   if (ids_.empty()) return;
   const nn::SpreadScope scope(&spread_);
+  const nn::ExpertSpreadScope experts(&experts_);
   Pipeline& pipeline = pipeline_for(static_cast<int>(ids_.size()));
   pipeline.run(step, *this);
   peak_activations_ = pipeline.peak_activations();
@@ -387,6 +389,7 @@ void MeshEngine::update(const StepInput& input, StepOutcome& outcome) {
 StepOutcome MeshEngine::step(const StepInput& input) {
   StepOutcome outcome;
   table_.zero_();
+  task_.take_counts();
   for (OwnStage& own : own_) own.parameters->begin_step();
   run_micro_batches(input, outcome);
   const double start = real_clock().now();
@@ -397,6 +400,13 @@ StepOutcome MeshEngine::step(const StepInput& input) {
   const double reduced = real_clock().now();
   update(input, outcome);
   for (OwnStage& own : own_) own.parameters->end_step();
+  if (torch::Tensor counts = task_.take_counts(); counts.defined() && outcome.applied) {
+    const bool first =
+        MeshGroups::rank_of(groups_.tensor) == 0 && MeshGroups::rank_of(groups_.context) == 0;
+    if (!first) counts.zero_();  // the others have the same
+    groups_.world->all_reduce(counts);
+    task_.counted(counts);
+  }
   if (groups_.world->size() > 1)
     for (const StateTensor& buffer : moving_) groups_.world->broadcast(buffer.value, 0);
   outcome.wait_seconds += reduced - start;
@@ -423,6 +433,7 @@ double MeshEngine::evaluate(std::int64_t count, const BatchSource& batches) {
   {
     const torch::NoGradGuard no_grad;
     const nn::SpreadScope scope(&spread_);
+    const nn::ExpertSpreadScope experts(&experts_);
     pipeline_for(layout_.schedule.micro_batches).evaluate(step, mine.size());
   }
   for (OwnStage& own : own_) own.parameters->release_all();

@@ -18,6 +18,7 @@
 #include "optim/loss_scaler.h"
 #include "parallel/engine.h"
 #include "parallel/local_state.h"
+#include "parallel/mesh_experts.h"
 #include "parallel/mesh_groups.h"
 #include "parallel/mesh_spread.h"
 #include "parallel/pipeline.h"
@@ -85,6 +86,7 @@ class MeshEngine : public Engine, private StageGradients {
   StagedTask& task_;
   const plan::Layout layout_;
   MeshGroups groups_;
+  MeshExperts experts_;
   MeshSpread spread_;
   torch::ScalarType type_ = torch::kFloat;  // of weights and activations as the passes see them
 

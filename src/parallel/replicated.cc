@@ -295,6 +295,7 @@ StepOutcome ReplicatedEngine::step(const StepInput& input) {
   drain();
   StepOutcome outcome;
   losses_.zero_();
+  task_.take_counts();
   const comm::Range range = local_range();
   for (int id = range.begin; id < range.end; ++id)
     run_micro_batch(id, static_cast<std::size_t>(id - range.begin), input, outcome);
@@ -313,6 +314,10 @@ StepOutcome ReplicatedEngine::step(const StepInput& input) {
   share_losses(input, outcome);
   const double reduced = real_clock().now();
   update(input, outcome);
+  if (torch::Tensor counts = task_.take_counts(); counts.defined() && outcome.applied) {
+    group_->all_reduce(counts);
+    task_.counted(counts);
+  }
   if (group_->size() > 1)
     for (const StateTensor& buffer : moving_) group_->broadcast(buffer.value, 0);
   outcome.wait_seconds = reduced - start;

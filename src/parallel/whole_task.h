@@ -16,6 +16,9 @@ class WholeTask : public StagedTask {
   }
   void at(std::int64_t step, std::int64_t micro_batch) override { task_.at(step, micro_batch); }
 
+  torch::Tensor take_counts() override { return task_.take_counts(); }
+  void counted(const torch::Tensor& sum) override { task_.counted(sum); }
+
   std::int64_t layers() const override { return 1; }
   Output run_stage(const nn::Stage&, const torch::Tensor&, const Batch& batch) override {
     return {{}, task_.loss(batch)};

@@ -8,6 +8,18 @@
 #include "recipe/show.h"
 
 namespace tutti::train {
+namespace {
+
+// A folder says what a mixture of experts is, the recipe how it is trained.
+void train_experts_as(const recipe::Moe& asked, recipe::Moe& moe) {
+  moe.balance_bias_rate = asked.balance_bias_rate;
+  moe.aux_loss = asked.aux_loss;
+  moe.aux_scope = asked.aux_scope;
+  moe.z_loss = asked.z_loss;
+  moe.capacity_factor = asked.capacity_factor;
+}
+
+}  // namespace
 
 LanguageTask::LanguageTask(std::shared_ptr<nn::LanguageModel> model, const recipe::Recipe& recipe)
     : model_(std::move(model)),
@@ -88,6 +100,7 @@ std::shared_ptr<nn::LanguageModel> make_language_model(const recipe::Recipe& rec
   if (!config.from.empty()) {
     config = nn::read_config(recipe.model.from);
     config.dropout = recipe.model.dropout;
+    train_experts_as(recipe.model.moe, config.moe);
     if (recipe.data.tokenizer == "bytes" && config.vocab > 512)
       throw ConfigError(
           {{"data.tokenizer", "", "bytes", str("has 256 ids, but the model has ", config.vocab),

@@ -31,6 +31,8 @@ class LanguageTask : public parallel::StagedTask {
   std::string description() const override;  // the recipe's group "model"
   bool input_first(const std::string& parameter) const override;
   void at(std::int64_t step, std::int64_t micro_batch) override;
+  torch::Tensor take_counts() override { return model_->take_routed_counts(); }
+  void counted(const torch::Tensor& sum) override { model_->update_balance(sum); }
 
  private:
   std::shared_ptr<nn::LanguageModel> model_;
