@@ -1,9 +1,6 @@
 // Saving, loading in other layouts, keeping, refusing another model.
-#include <cstring>
-
 #include "base/clock.h"
 #include "checkpoint/sample_tensors.h"
-#include "mesh/placement.h"
 
 using namespace tutti;
 using namespace tutti::checkpoint;
@@ -123,102 +120,6 @@ TEST_CASE("checkpoint: names of folders and back") {
   CHECK(latest(folder.path() / "absent").path.empty());
   CHECK(list_text(folder.path()).starts_with("no checkpoint in"));
   CHECK_FALSE(verify_text(folder.path()).second);
-}
-
-namespace {
-
-// Cuts [0, length) at random places; at least one part.
-std::vector<Slice> cut(std::int64_t length, Draw& draw) {
-  std::vector<Slice> parts;
-  std::int64_t at = 0;
-  do {
-    const std::int64_t size = draw.below(2) ? length - at : draw.below(length - at + 1);
-    parts.push_back({at, size});
-    at += size;
-  } while (at < length);
-  return parts;
-}
-
-// Boxes that make up the shape: the product of cuts of each dimension.
-std::vector<Box> pieces_of(const Shape& shape, Draw& draw) {
-  std::vector<Box> boxes{{{}, {}}};
-  for (std::int64_t length : shape) {
-    std::vector<Box> longer;
-    for (const Slice& part : cut(length, draw))
-      for (Box box : boxes) {
-        box.offset.push_back(part.begin);
-        box.size.push_back(part.size);
-        longer.push_back(box);
-      }
-    boxes = std::move(longer);
-  }
-  return boxes;
-}
-
-// The slow twin of Loader::read: element by element.
-std::vector<float> box_of_all(const std::vector<float>& all, const Shape& shape, const Box& box) {
-  std::vector<float> out;
-  for (std::int64_t i = 0; i < element_count(box); ++i) {
-    std::int64_t rest = i, at = 0, stride = 1;
-    for (std::size_t d = shape.size(); d-- > 0;) {
-      at += (box.offset[d] + rest % box.size[d]) * stride;
-      rest /= box.size[d];
-      stride *= shape[d];
-    }
-    out.push_back(all[static_cast<std::size_t>(at)]);
-  }
-  return out;
-}
-
-Box random_box(const Shape& shape, Draw& draw) {
-  Box box;
-  for (std::int64_t length : shape) {
-    box.offset.push_back(draw.below(length + 1));
-    box.size.push_back(draw.below(length - box.offset.back() + 1));
-  }
-  return box;
-}
-
-// Saves `all` in random pieces, one tensor "t" of which each rank has at most one piece a name.
-void save_in_pieces(const fs::path& folder, const std::vector<float>& all, const Shape& shape,
-                    Draw& draw) {
-  const std::vector<Box> boxes = pieces_of(shape, draw);
-  const int world = static_cast<int>(boxes.size());
-  std::vector<std::unique_ptr<Saver>> savers;
-  for (int rank = 0; rank < world; ++rank)
-    savers.push_back(std::make_unique<Saver>(folder, rank, world, Keep{}));
-  for (std::size_t rank = 0; rank < boxes.size(); ++rank) {
-    const std::vector<float> part = box_of_all(all, shape, boxes[rank]);
-    const TensorView view{"t", DType::f32, shape, reinterpret_cast<const std::byte*>(part.data()),
-                          boxes[rank]};
-    savers[rank]->save(1, std::span(&view, 1), {});
-  }
-  for (auto& saver : savers) saver->wait();
-}
-
-}  // namespace
-
-TEST_CASE("checkpoint: any box is read from any pieces (against element by element)") {
-  Draw draw("reshard");
-  for (int round = 0; round < 40; ++round) {
-    Shape shape;
-    for (std::int64_t d = draw.below(4); d > 0; --d) shape.push_back(draw.below(7));
-    std::vector<float> all(static_cast<std::size_t>(element_count(whole(shape))));
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<float>(i) + 1;
-    const TempFolder folder;
-    save_in_pieces(folder.path(), all, shape, draw);
-    const Loader loader(folder.path() / "step-00000001");
-    for (int read = 0; read < 20; ++read) {
-      const Box box = read == 0 ? whole(shape) : random_box(shape, draw);
-      CAPTURE(to_text(whole(shape)));
-      CAPTURE(to_text(box));
-      std::vector<float> out(static_cast<std::size_t>(element_count(box)) + 1, -1);
-      loader.read("t", box, reinterpret_cast<std::byte*>(out.data()));
-      CHECK(out.back() == -1);
-      out.pop_back();
-      CHECK(out == box_of_all(all, shape, box));
-    }
-  }
 }
 
 TEST_CASE("checkpoint: reading what is not there") {

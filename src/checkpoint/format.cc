@@ -43,8 +43,10 @@ Entry entry_from(const Json& json, const std::string& origin) {
     const std::size_t dims = entry.shape.size();
     bool good = entry.box.offset.size() == dims && entry.box.size.size() == dims &&
                 entry.file.find('/') == std::string::npos;
+    std::int64_t elements = 1;
     for (std::size_t d = 0; good && d < dims; ++d)
-      good = entry.shape[d] >= 0 && entry.box.offset[d] >= 0 && entry.box.size[d] >= 0 &&
+      good = !__builtin_mul_overflow(elements, entry.shape[d], &elements) && entry.shape[d] >= 0 &&
+             entry.box.offset[d] >= 0 && entry.box.size[d] >= 0 &&
              entry.box.offset[d] <= entry.shape[d] - entry.box.size[d];
     if (!good)
       throw ConfigError(str(origin, ": the entry ", entry.name, " lies outside its tensor"));

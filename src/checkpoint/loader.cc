@@ -73,8 +73,12 @@ Loader::Loader(const fs::path& step_folder, bool verify) : path_(step_folder) {
   } catch (const ConfigError& error) {  // Damage on disk is the world's, not the user's.
     throw WorldError(error.what());
   }
+  std::set<std::pair<std::string, std::string>> keys;
   for (std::size_t i = 0; i < manifest_.entries.size(); ++i) {
     const Entry& entry = manifest_.entries[i];
+    if (!keys.insert({entry.file, entry.stored_name()}).second)
+      throw WorldError(str(file.string(), ": ", entry.name, ": the key ", entry.stored_name(),
+                           " in ", entry.file, " is another piece's too"));
     by_name_.emplace(entry.name, i);
     if (!files_.contains(entry.file)) files_.emplace(entry.file, StoredFile(path_ / entry.file));
     const auto& stored = files_.at(entry.file).tensors();

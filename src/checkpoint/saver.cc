@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "base/clock.h"
@@ -44,6 +45,53 @@ std::vector<int> share_out(const std::vector<std::size_t>& sizes, int world) {
   }
   return owner;
 }
+
+namespace {
+
+// What `rank` writes of these. Only what all ranks have is shared out: they must all come to the
+// same shares.
+std::vector<const TensorView*> share_of(std::span<const TensorView> tensors, int rank, int world) {
+  std::vector<std::size_t> sizes;
+  for (const TensorView& tensor : tensors)
+    if (!tensor.box)
+      sizes.push_back(static_cast<std::size_t>(element_count(whole(tensor.shape))) *
+                      size_of(tensor.dtype));
+  const std::vector<int> owners = share_out(sizes, world);
+  auto owner = owners.begin();
+  std::vector<const TensorView*> share;
+  for (const TensorView& tensor : tensors) {
+    // A tensor without elements has only empty pieces, and is stored as one of them.
+    const bool piece =
+        tensor.box && (element_count(*tensor.box) > 0 || element_count(whole(tensor.shape)) == 0);
+    if (tensor.box ? piece : *owner++ == rank) share.push_back(&tensor);
+  }
+  return share;
+}
+
+// Names in the file: a tensor's first piece has its name, the others "name#1", "name#2", ...
+// without those that are names themselves.
+class Keys {
+ public:
+  explicit Keys(const std::vector<const TensorView*>& tensors) {
+    for (const TensorView* tensor : tensors) names_.insert(tensor->name);
+  }
+  // "" for the name itself.
+  std::string next(const std::string& name) {
+    std::int64_t& pieces = pieces_[name];
+    for (;;) {
+      const std::int64_t at = pieces++;
+      if (at == 0) return "";
+      std::string key = str(name, "#", at);
+      if (names_.insert(key).second) return key;
+    }
+  }
+
+ private:
+  std::set<std::string> names_;
+  std::map<std::string, std::int64_t> pieces_;
+};
+
+}  // namespace
 
 struct Saver::Work {
   fs::path folder;
@@ -212,34 +260,23 @@ double Saver::save(std::int64_t step, std::span<const TensorView> tensors, const
   const double start = real_clock().now();
   wait();
   Work& work = *work_;
-  // Only of what all ranks have: they must all come to the same shares.
-  std::vector<std::size_t> sizes;
-  for (const TensorView& tensor : tensors)
-    if (!tensor.box)
-      sizes.push_back(static_cast<std::size_t>(element_count(whole(tensor.shape))) *
-                      size_of(tensor.dtype));
-  const std::vector<int> owners = share_out(sizes, work.world);
-  std::map<std::string, int> pieces;
+  const std::vector<const TensorView*> mine = share_of(tensors, work.rank, work.world);
+  Keys keys(mine);
   work.entries.clear();
   work.offsets.clear();
   std::size_t total = 0;
-  std::vector<const std::byte*> sources;
-  auto owner = owners.begin();
-  for (const TensorView& tensor : tensors) {
-    const Box box = tensor.box ? *tensor.box : whole(tensor.shape);
-    if (tensor.box ? element_count(box) == 0 : *owner++ != work.rank) continue;
-    const int before = pieces[tensor.name]++;
-    work.entries.push_back({tensor.name, tensor.dtype, tensor.shape, box, shard_name(work.rank), 0,
-                            before ? str(tensor.name, "#", before) : ""});
+  for (const TensorView* tensor : mine) {
+    const Box box = tensor->box ? *tensor->box : whole(tensor->shape);
+    work.entries.push_back({tensor->name, tensor->dtype, tensor->shape, box, shard_name(work.rank),
+                            0, keys.next(tensor->name)});
     work.offsets.push_back(total);
-    sources.push_back(tensor.data);
-    total += static_cast<std::size_t>(element_count(box)) * size_of(tensor.dtype);
+    total += static_cast<std::size_t>(element_count(box)) * size_of(tensor->dtype);
   }
   work.offsets.push_back(total);
   if (work.staging.size() < total) work.staging.resize(total);
-  for (std::size_t i = 0; i < sources.size(); ++i)
-    std::memcpy(work.staging.data() + work.offsets[i], sources[i],
-                work.offsets[i + 1] - work.offsets[i]);
+  for (std::size_t i = 0; i < mine.size(); ++i)
+    std::copy_n(mine[i]->data, work.offsets[i + 1] - work.offsets[i],
+                work.staging.data() + work.offsets[i]);
   work.step = step;
   work.state = state;
   {

@@ -26,7 +26,8 @@ struct TensorView {
   std::vector<std::int64_t> shape;  // global
   const std::byte* data = nullptr;  // row-major, of the box
   // None: all ranks have the whole tensor, and one of them writes it. Else this rank writes this
-  // box; several of one name may be given, and empty ones are left out.
+  // box; several of one name may be given. Of ranks with the same box only one may give it. Empty
+  // boxes are left out, but for a tensor without elements, which some rank must give.
   std::optional<Box> box;
 };
 

@@ -1,8 +1,10 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "base/error.h"
+#include "base/rng.h"
 #include "mesh/device_mesh.h"
 #include "mesh/placement.h"
 
@@ -79,6 +81,82 @@ TEST_CASE("Box: intersections, containment, text") {
   CHECK_FALSE(contains(a, b));
   CHECK(element_count(whole({})) == 1);
   CHECK(to_text(b) == "[2:6, 4:8]");
+}
+
+namespace {
+
+// Global indices of a box's elements, in row-major order.
+std::vector<Shape> elements_of(const Box& box) {
+  std::vector<Shape> all;
+  for (std::int64_t i = 0; i < element_count(box); ++i) {
+    Shape index(box.size.size());
+    std::int64_t rest = i;
+    for (std::size_t d = index.size(); d-- > 0; rest /= box.size[d])
+      index[d] = box.offset[d] + rest % box.size[d];
+    all.push_back(index);
+  }
+  return all;
+}
+
+// fewest[i]: how few boxes the first i of these elements are, in order.
+std::vector<std::size_t> fewest_boxes(const std::vector<Shape>& elements) {
+  std::vector<std::size_t> fewest(elements.size() + 1, elements.size());
+  fewest[0] = 0;
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    Shape low = elements[i], high = low;
+    for (std::size_t j = i; j < elements.size(); ++j) {
+      std::int64_t bounding = 1;
+      for (std::size_t d = 0; d < low.size(); ++d) {
+        low[d] = std::min(low[d], elements[j][d]);
+        high[d] = std::max(high[d], elements[j][d]);
+        bounding *= high[d] - low[d] + 1;
+      }
+      if (bounding == static_cast<std::int64_t>(j - i + 1))
+        fewest[j + 1] = std::min(fewest[j + 1], fewest[i] + 1);
+    }
+  }
+  return fewest;
+}
+
+void check_ranges(const Box& of) {
+  const std::vector<Shape> all = elements_of(of);
+  CAPTURE(to_text(of));
+  for (std::size_t first = 0; first <= all.size(); ++first) {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto fewest = fewest_boxes({begin, all.end()});
+    for (std::size_t count = 0; first + count <= all.size(); ++count) {
+      std::vector<Shape> got;
+      const auto boxes =
+          boxes_of_range(of, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count));
+      for (const Box& box : boxes) {
+        const auto some = elements_of(box);
+        got.insert(got.end(), some.begin(), some.end());
+      }
+      CAPTURE(first);
+      CAPTURE(count);
+      REQUIRE(got == std::vector<Shape>(begin, begin + static_cast<std::ptrdiff_t>(count)));
+      REQUIRE(boxes.size() == fewest[count]);
+      REQUIRE(boxes.size() <= std::max<std::size_t>(1, 2 * of.size.size() - 1));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("boxes_of_range: the range's elements in order, in as few boxes as there can be") {
+  check_ranges({{}, {}});
+  check_ranges({{3}, {5}});
+  const RandomStream random(3, "ranges");
+  std::uint64_t at = 0;
+  for (int round = 0; round < 60; ++round) {
+    Box of;
+    for (std::uint64_t d = 0; d <= static_cast<std::uint64_t>(round) % 4; ++d) {
+      of.offset.push_back(static_cast<std::int64_t>(random.below(4, at++)));
+      of.size.push_back(static_cast<std::int64_t>(random.below(4, at++)));
+      if (of.size.back() == 0 && round % 5) of.size.back() = 3;
+    }
+    check_ranges(of);
+  }
 }
 
 TEST_CASE("Placement: bad compositions are refused by name") {
