@@ -44,9 +44,12 @@ Restored restore(const fs::path& folder, std::optional<std::int64_t> step) {
   restored.tokenizer = data::open_tokenizer(restored.recipe.data.tokenizer);
   restored.model = make_language_model(restored.recipe, loader);
   torch::NoGradGuard no_grad;
-  for (auto& named : restored.model->named_parameters())
-    loader.read("model/" + named.key(), whole(named.value().sizes().vec()),
-                static_cast<std::byte*>(named.value().data_ptr()));
+  const auto read = [&](const std::string& name, const torch::Tensor& value) {
+    loader.read("model/" + name, whole(value.sizes().vec()),
+                static_cast<std::byte*>(value.data_ptr()));
+  };
+  for (auto& named : restored.model->named_parameters()) read(named.key(), named.value());
+  for (auto& named : restored.model->named_buffers()) read(named.key(), named.value());
   restored.model->eval();
   return restored;
 }
