@@ -378,7 +378,7 @@ TEST_CASE("describe: a field, a group, a misspelling") {
 }
 
 TEST_CASE("recipes/: all parse without a note; peer is the peer's run") {
-  for (const char* name : {"shakespeare", "gpt2_tiny", "peer"}) {
+  for (const char* name : {"shakespeare", "gpt2_tiny", "moe", "peer"}) {
     CAPTURE(name);
     CHECK(load(str("recipes/", name, ".yaml"), {}, Inputs::none).notes.empty());
   }
