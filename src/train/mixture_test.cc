@@ -47,18 +47,28 @@ parallel::Batch batch_of(std::int64_t step, std::int64_t id) {
   return {inputs, targets};
 }
 
+// 2 choices of each token with a target, of the last step.
+struct Watched : LanguageTask {
+  using LanguageTask::LanguageTask;
+  void counted(const torch::Tensor& sum) override {
+    choices = sum.sum(1);
+    LanguageTask::counted(sum);
+  }
+  torch::Tensor choices;
+};
+
 using State = std::map<std::string, torch::Tensor>;
 
 // The state after three steps.
 State train(const recipe::Recipe& recipe, torch::ScalarType type, bool mesh) {
   const int ranks = static_cast<int>(recipe.parallel.workers);
   std::vector<std::vector<parallel::StateTensor>> states(static_cast<std::size_t>(ranks));
-  std::vector<std::unique_ptr<LanguageTask>> tasks;
+  std::vector<std::unique_ptr<Watched>> tasks;
   for (int rank = 0; rank < ranks; ++rank) {
     auto model = nn::make_model(recipe.model);
     nn::initialise(*model, 7);
     for (auto& p : model->parameters()) p.set_data(p.detach().to(type));
-    tasks.push_back(std::make_unique<LanguageTask>(model, recipe));
+    tasks.push_back(std::make_unique<Watched>(model, recipe));
   }
   std::vector<std::unique_ptr<parallel::Engine>> engines(tasks.size());
   parallel::on_ranks(ranks, [&](int rank, const std::shared_ptr<collective::Group>& group) {
@@ -82,6 +92,8 @@ State train(const recipe::Recipe& recipe, torch::ScalarType type, bool mesh) {
       states[at].push_back(std::move(tensor));
     }
   });
+  for (const auto& task : tasks)
+    CHECK(task->choices.equal(torch::full({2}, 2 * 2 * (12 + 11 + 10 + 9), torch::kLong)));
   State state;
   for (auto& tensor : parallel::assemble(states)) state[tensor.name] = tensor.value;
   return state;
