@@ -102,6 +102,11 @@ class Engine {
   // Rank 0's value, on every rank: for what only one rank can decide.
   virtual std::int64_t agree(std::int64_t value) = 0;
 
+  // What this rank holds of the last step's gradient: of the loss summed over all targets, neither
+  // divided nor clipped. Its names are the parameters'; valid until the next step. Empty: the
+  // engine does not tell.
+  virtual std::vector<StateTensor> gradients() { return {}; }
+
   // What this rank holds. Call restored() after writing into the values.
   virtual std::vector<StateTensor> state() = 0;
   virtual void restored() = 0;

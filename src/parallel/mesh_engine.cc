@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
-#include <set>
 #include <unordered_set>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/json.h"
+#include "base/fault.h"
 #include "base/rng.h"
 #include "parallel/whole_task.h"
 
@@ -29,25 +27,6 @@ double tree_sum(const double* values, std::int64_t count) {
   if (count == 1) return values[0];
   const std::int64_t split = comm::split_of(static_cast<int>(count));
   return tree_sum(values, split) + tree_sum(values + split, count - split);
-}
-
-// Every rank's text, on every rank.
-std::vector<std::string> all_gather_text(collective::Group& group, const std::string& text) {
-  const torch::Tensor sizes =
-      group.all_gather(torch::full({1}, static_cast<std::int64_t>(text.size()), torch::kLong));
-  const collective::Counts counts(sizes.data_ptr<std::int64_t>(),
-                                  sizes.data_ptr<std::int64_t>() + group.size());
-  torch::Tensor mine = torch::empty({counts[static_cast<std::size_t>(group.rank())]}, torch::kByte);
-  std::memcpy(mine.data_ptr(), text.data(), text.size());
-  torch::Tensor all = torch::empty({sizes.sum().item<std::int64_t>()}, torch::kByte);
-  group.all_gather_v(mine, all, counts);
-  std::vector<std::string> texts;
-  const char* at = static_cast<const char*>(all.data_ptr());
-  for (const std::int64_t count : counts) {
-    texts.emplace_back(at, static_cast<std::size_t>(count));
-    at += count;
-  }
-  return texts;
 }
 
 std::unique_ptr<StagedTask> adaptor_of(Task& task, const plan::Layout& layout) {
@@ -155,20 +134,22 @@ std::vector<nn::Stage> MeshEngine::stages() const {
 // groups in the same order.
 void MeshEngine::find_shared() {
   if (!groups_.pipeline) return;
+  const int rank = groups_.world->rank();
+  const std::vector<int> ranks = layout_.mesh.group(rank, "pipeline");
   const std::vector<nn::Stage> all = stages();
   for (const Cut& cut : cuts_) {
     std::vector<int> holders;
     for (std::size_t s = 0; s < all.size(); ++s)
-      if (task_.in_stage(all[s], cut.name)) holders.push_back(layout_.schedule.rank_of[s]);
+      if (task_.in_stage(all[s], cut.name))
+        holders.push_back(ranks[static_cast<std::size_t>(layout_.schedule.rank_of[s])]);
     if (holders.size() < 2) continue;
     std::sort(holders.begin(), holders.end());
     if (std::adjacent_find(holders.begin(), holders.end()) != holders.end())
       throw ConfigError({{"parallel.pipeline_schedule", "", layout_.schedule.kind,
                           str("puts two stages that share ", cut.name, " on one rank"),
                           "use 1f1b, interleaved or zb-h1, or model.tied: off"}});
-    const bool mine = std::count(holders.begin(), holders.end(), groups_.pipeline->rank()) > 0;
-    const auto group = groups_.pipeline->subgroup(
-        mine ? holders : std::vector<int>{groups_.pipeline->rank()}, "shared");
+    const bool mine = std::count(holders.begin(), holders.end(), rank) > 0;
+    const auto group = groups_.world->subgroup(mine ? holders : std::vector<int>{rank}, "shared");
     if (mine) shared_[cut.name] = group;
   }
 }
@@ -237,9 +218,9 @@ void MeshEngine::reduce_first(const std::vector<torch::Tensor>& flats, std::size
   for (const torch::Tensor& flat : flats) {
     if (groups_.tensor)
       for (std::size_t p = first; p < end; ++p)
-        if (spread_.sums_gradient(pieces[p].parameter))
+        if (spread_.sums_gradient(pieces[p].parameter) && !fault("uncut-gradient"))
           groups_.tensor->all_reduce(flat.narrow(0, pieces[p].offset - begin, pieces[p].size));
-    if (groups_.context) groups_.context->all_reduce(flat);
+    if (groups_.context && !fault("context-gradient")) groups_.context->all_reduce(flat);
   }
 }
 
@@ -305,7 +286,8 @@ void MeshEngine::sum_shared() {
       for (const Piece& piece : own.parameters->pieces())
         if (piece.name == name) {
           const torch::Tensor part = own.parameters->own_gradient(name).contiguous();
-          group->all_reduce(part);
+          if (!fault("tied-once")) group->all_reduce(part);
+          if (fault("tied-twice")) part.mul_(2);
           own.parameters->own_gradient(name).copy_(part);
           own.parameters->share_own_gradients();
         }
@@ -314,17 +296,18 @@ void MeshEngine::sum_shared() {
 // Of what several ranks hold alike, one writes: the first of the context axis, of the tensor axis
 // if it is not cut, of the stages that share it.
 void MeshEngine::write_squares() {
-  if (MeshGroups::rank_of(groups_.context) != 0) return;
+  if (MeshGroups::rank_of(groups_.context) != 0 && !fault("context-norm")) return;
   const int tensor = MeshGroups::rank_of(groups_.tensor);
   double* table = table_.data_ptr<double>();
   for (const OwnStage& own : own_) {
     std::vector<double*> blocks;
     for (const std::size_t p : own.cuts) {
       const auto shared = shared_.find(cuts_[p].name);
-      const bool counts = (tensor == 0 || cuts_[p].type.kind == nn::Type::Kind::shard) &&
+      const bool cut = cuts_[p].type.kind == nn::Type::Kind::shard;
+      const bool counts = (tensor == 0 || cut || fault("uncut-norm")) &&
                           (shared == shared_.end() || shared->second->rank() == 0);
-      blocks.push_back(counts ? table + first_block_[static_cast<std::size_t>(tensor)][p]
-                              : nullptr);
+      const auto part = static_cast<std::size_t>(cut ? tensor : 0);
+      blocks.push_back(counts ? table + first_block_[part][p] : nullptr);
     }
     own.parameters->write_squares(blocks);
   }
@@ -338,8 +321,10 @@ void MeshEngine::share_table(const StepInput& input, StepOutcome& outcome) {
   write_squares();
   // Every entry but the stop votes is zero on all ranks save one (a loss: save those of the context
   // axis), so that this sum is exact.
+  const double own_count = tree_sum(table + n, n);
   groups_.world->all_reduce(table_);
   outcome.count = tree_sum(table + n, n);
+  if (fault("local-count") && groups_.data.data) outcome.count = own_count;
   outcome.loss = outcome.count > 0 ? tree_sum(table, n) / outcome.count : 0;
   outcome.stop = table[2 * n] > 0;
   outcome.elapsed = table[2 * n + 1];
@@ -454,76 +439,6 @@ std::int64_t MeshEngine::parameter_count() const {
   std::int64_t count = 0;
   for (const Cut& cut : cuts_) count += element_count(whole(cut.shape));
   return count;
-}
-
-// Of the ranks that hold the same piece one writes it; replicas take turns.
-std::vector<StateTensor> MeshEngine::state() {
-  state_ = {};
-  const int tensor = MeshGroups::rank_of(groups_.tensor);
-  const bool first_context = MeshGroups::rank_of(groups_.context) == 0;
-  for (OwnStage& own : own_)
-    for (const StageParameters::Held& held : own.parameters->state()) {
-      const Cut& cut = cuts_[own.cuts[held.piece]];
-      const auto shared = shared_.find(cut.name);
-      const int turn = static_cast<int>(own.cuts[held.piece]) % groups_.data.replicas();
-      state_.add(held.name, cut, held.first, held.values,
-                 first_context && turn == DataRanks::rank_of(groups_.data.replica) &&
-                     (tensor == 0 || cut.type.kind == nn::Type::Kind::shard) &&
-                     (shared == shared_.end() || shared->second->rank() == 0));
-    }
-  std::vector<StateTensor> all = state_.tensors();
-  for (const auto* tensors : {&fixed_, &moving_, &elsewhere_})
-    all.insert(all.end(), tensors->begin(), tensors->end());
-  return all;
-}
-
-// Every rank's state names all tensors of the run, so that a checkpoint of another run is noticed
-// by all.
-void MeshEngine::learn_others() {
-  std::set<std::string> mine, others;
-  Json told = Json::array();
-  for (const StateTensor& tensor : state())
-    if (tensor.box && mine.insert(tensor.name).second)
-      told.push_back({tensor.name, tensor.shape, static_cast<int>(tensor.value.scalar_type())});
-  for (const std::string& text : all_gather_text(*groups_.world, told.dump()))
-    for (const Json& tensor : parse_json(text, "a rank's state")) {
-      const auto name = tensor[0].get<std::string>();
-      const auto shape = tensor[1].get<std::vector<std::int64_t>>();
-      if (mine.contains(name) || !others.insert(name).second) continue;
-      const std::vector<std::int64_t> none(shape.size(), 0);
-      elsewhere_.push_back(
-          {name, torch::zeros(none, static_cast<torch::ScalarType>(tensor[2].get<int>())), shape,
-           Box{none, none}, false});
-    }
-}
-
-void MeshEngine::restored() {
-  state_.write_back();
-  for (OwnStage& own : own_) own.parameters->restored();
-}
-
-std::string MeshEngine::scalars() const {
-  return Json{
-      {"updates", updates_}, {"loss_scale", scaler_.scale()}, {"good_steps", scaler_.good_steps()}}
-      .dump();
-}
-
-void MeshEngine::set_scalars(const std::string& json) {
-  const Json values = parse_json(json, "checkpoint state");
-  updates_ = values.at("updates").get<std::int64_t>();
-  scaler_.restore(values.at("loss_scale").get<double>(),
-                  values.at("good_steps").get<std::int64_t>());
-}
-
-StageParameters::Memory MeshEngine::memory() const {
-  StageParameters::Memory sum;
-  for (const OwnStage& own : own_) {
-    const StageParameters::Memory one = own.parameters->memory();
-    sum.parameters += one.parameters;
-    sum.gradients += one.gradients;
-    sum.optimizer += one.optimizer;
-  }
-  return sum;
 }
 
 }  // namespace tutti::parallel

@@ -38,6 +38,7 @@ class MeshEngine : public Engine, private StageGradients {
   StepOutcome step(const StepInput& input) override;
   double evaluate(std::int64_t count, const BatchSource& batches) override;
   std::int64_t agree(std::int64_t value) override;
+  std::vector<StateTensor> gradients() override;
   std::vector<StateTensor> state() override;
   void restored() override;
   std::string scalars() const override;
@@ -80,6 +81,8 @@ class MeshEngine : public Engine, private StageGradients {
   void write_squares();
   std::string first_culprit();
   void update(const StepInput& input, StepOutcome& outcome);
+  void add_pieces(LocalState& to, const OwnStage& own,
+                  const std::vector<StageParameters::Held>& pieces) const;
 
   const recipe::Recipe recipe_;
   std::unique_ptr<StagedTask> adaptor_;

@@ -350,6 +350,13 @@ std::int64_t ReplicatedEngine::agree(std::int64_t value) {
   return shared.item<std::int64_t>();
 }
 
+std::vector<StateTensor> ReplicatedEngine::gradients() {
+  std::vector<StateTensor> all;
+  for (const Piece& piece : flat_.pieces())
+    all.push_back({piece.name, FlatParameters::view(slots_[0], piece)});
+  return all;
+}
+
 std::vector<StateTensor> ReplicatedEngine::state() {
   std::vector<StateTensor> all;
   for (const Piece& piece : flat_.pieces())

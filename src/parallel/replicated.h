@@ -32,6 +32,7 @@ class ReplicatedEngine : public Engine, private nn::GradSink {
   StepOutcome step(const StepInput& input) override;
   double evaluate(std::int64_t count, const BatchSource& batches) override;
   std::int64_t agree(std::int64_t value) override;
+  std::vector<StateTensor> gradients() override;
   std::vector<StateTensor> state() override;
   void restored() override { flat_.refresh_compute(); }
   std::string scalars() const override;

@@ -110,7 +110,7 @@ class StageParameters : public nn::GradSink {
   void unit(int unit, Use use);
   // Joins the gathers of a pass that the others make and this rank does not.
   void idle_pass(bool with_backward);
-  // All parameters whole, for what is no step (evaluation, samples); and back.
+  // All parameters whole, for what is no step, whose passes may differ from rank to rank; and back.
   void gather_all();
   void release_all();
 
@@ -123,6 +123,8 @@ class StageParameters : public nn::GradSink {
     torch::Tensor values;    // flat, a view
   };
   std::vector<Held> state();
+  // The same of the summed gradient, by the parameters' names; between finish() and begin_step().
+  std::vector<Held> gradients() const;
 
   // Bytes that live on this rank: parameters, gradients, optimizer state.
   struct Memory {
@@ -222,6 +224,7 @@ class StageParameters : public nn::GradSink {
   // Of the micro-batch in work.
   int index_ = 0, count_ = 0, slot_ = 0, merges_ = 0;
   bool last_ = false, collecting_ = false;
+  bool all_stay_ = false;  // between gather_all and release_all
   std::vector<bool> is_written_, is_ready_;
   std::size_t next_bucket_ = 0;
 };

@@ -1,0 +1,112 @@
+// MeshEngine: what a rank holds of the run, in pieces.
+#include <cstring>
+#include <set>
+
+#include "base/json.h"
+#include "parallel/mesh_engine.h"
+
+namespace tutti::parallel {
+namespace {
+
+// Every rank's text, on every rank.
+std::vector<std::string> all_gather_text(collective::Group& group, const std::string& text) {
+  const torch::Tensor sizes =
+      group.all_gather(torch::full({1}, static_cast<std::int64_t>(text.size()), torch::kLong));
+  const collective::Counts counts(sizes.data_ptr<std::int64_t>(),
+                                  sizes.data_ptr<std::int64_t>() + group.size());
+  torch::Tensor mine = torch::empty({counts[static_cast<std::size_t>(group.rank())]}, torch::kByte);
+  std::memcpy(mine.data_ptr(), text.data(), text.size());
+  torch::Tensor all = torch::empty({sizes.sum().item<std::int64_t>()}, torch::kByte);
+  group.all_gather_v(mine, all, counts);
+  std::vector<std::string> texts;
+  const char* at = static_cast<const char*>(all.data_ptr());
+  for (const std::int64_t count : counts) {
+    texts.emplace_back(at, static_cast<std::size_t>(count));
+    at += count;
+  }
+  return texts;
+}
+
+}  // namespace
+
+// Of the ranks that hold the same piece one writes it; replicas take turns.
+void MeshEngine::add_pieces(LocalState& to, const OwnStage& own,
+                            const std::vector<StageParameters::Held>& pieces) const {
+  const int tensor = MeshGroups::rank_of(groups_.tensor);
+  const bool first_context = MeshGroups::rank_of(groups_.context) == 0;
+  for (const StageParameters::Held& held : pieces) {
+    const Cut& cut = cuts_[own.cuts[held.piece]];
+    const auto shared = shared_.find(cut.name);
+    const int turn = static_cast<int>(own.cuts[held.piece]) % groups_.data.replicas();
+    to.add(held.name, cut, held.first, held.values,
+           first_context && turn == DataRanks::rank_of(groups_.data.replica) &&
+               (tensor == 0 || cut.type.kind == nn::Type::Kind::shard) &&
+               (shared == shared_.end() || shared->second->rank() == 0));
+  }
+}
+
+std::vector<StateTensor> MeshEngine::gradients() {
+  LocalState local;
+  for (const OwnStage& own : own_) add_pieces(local, own, own.parameters->gradients());
+  return local.tensors();
+}
+
+std::vector<StateTensor> MeshEngine::state() {
+  state_ = {};
+  for (OwnStage& own : own_) add_pieces(state_, own, own.parameters->state());
+  std::vector<StateTensor> all = state_.tensors();
+  for (const auto* tensors : {&fixed_, &moving_, &elsewhere_})
+    all.insert(all.end(), tensors->begin(), tensors->end());
+  return all;
+}
+
+// Every rank's state names all tensors of the run, so that a checkpoint of another run is noticed
+// by all.
+void MeshEngine::learn_others() {
+  std::set<std::string> mine, others;
+  Json told = Json::array();
+  for (const StateTensor& tensor : state())
+    if (tensor.box && mine.insert(tensor.name).second)
+      told.push_back({tensor.name, tensor.shape, static_cast<int>(tensor.value.scalar_type())});
+  for (const std::string& text : all_gather_text(*groups_.world, told.dump()))
+    for (const Json& tensor : parse_json(text, "a rank's state")) {
+      const auto name = tensor[0].get<std::string>();
+      const auto shape = tensor[1].get<std::vector<std::int64_t>>();
+      if (mine.contains(name) || !others.insert(name).second) continue;
+      const std::vector<std::int64_t> none(shape.size(), 0);
+      elsewhere_.push_back(
+          {name, torch::zeros(none, static_cast<torch::ScalarType>(tensor[2].get<int>())), shape,
+           Box{none, none}, false});
+    }
+}
+
+void MeshEngine::restored() {
+  state_.write_back();
+  for (OwnStage& own : own_) own.parameters->restored();
+}
+
+std::string MeshEngine::scalars() const {
+  return Json{
+      {"updates", updates_}, {"loss_scale", scaler_.scale()}, {"good_steps", scaler_.good_steps()}}
+      .dump();
+}
+
+void MeshEngine::set_scalars(const std::string& json) {
+  const Json values = parse_json(json, "checkpoint state");
+  updates_ = values.at("updates").get<std::int64_t>();
+  scaler_.restore(values.at("loss_scale").get<double>(),
+                  values.at("good_steps").get<std::int64_t>());
+}
+
+StageParameters::Memory MeshEngine::memory() const {
+  StageParameters::Memory sum;
+  for (const OwnStage& own : own_) {
+    const StageParameters::Memory one = own.parameters->memory();
+    sum.parameters += one.parameters;
+    sum.gradients += one.gradients;
+    sum.optimizer += one.optimizer;
+  }
+  return sum;
+}
+
+}  // namespace tutti::parallel
