@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "nn/destination.h"
+#include "nn/discard.h"
 #include "nn/dropout.h"
 #include "nn/plain.h"
 #include "nn/record.h"
@@ -129,7 +131,9 @@ torch::Tensor Decoder::kept(torch::IntArrayRef shape, const std::string& name,
                             const Pass& pass) const {
   const auto mask = keep_mask(shape, config_.dropout, name, pass.key, token_embedding_.device());
   const std::int64_t dim = shape.size() == 4 ? 2 : 1;
-  return pass.positions.defined() ? mask.index_select(dim, pass.positions) : mask;
+  if (!pass.positions.defined()) return mask;
+  if (fault("dropout-position")) return mask.narrow(dim, 0, pass.positions.size(0));
+  return mask.index_select(dim, pass.positions);
 }
 
 Value Decoder::drop(const Value& x, const std::string& name, const Pass& pass) const {
@@ -214,6 +218,13 @@ Decoder::Stream Decoder::block(std::size_t index, const Stream& in, const Pass& 
   const double eps = config_.norm_eps;
   const auto [x, normed] = add_norm(in.first, in.second, layer.before_attention, eps);
   Value qkv = linear(normed, layer.qkv);
+  const bool selective = selective_ && in.first.type == Type::replicate();
+  const auto renormed = [eps](const Value& sum, const NormParameters& p) {
+    return [sum = sum.tensor.detach(), p, eps] {
+      return nn::add_norm(sum, {}, p.weight, p.bias, eps).second;
+    };
+  };
+  if (selective) discard(normed.tensor, {qkv.tensor}, renormed(x, layer.before_attention));
   if (layer.query_norm.defined())
     qkv = config_.qk_norm_whole
               ? norm_whole(qkv, layer.query_norm, layer.key_norm, eps)

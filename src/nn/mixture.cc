@@ -1,6 +1,7 @@
 #include "nn/mixture.h"
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "nn/destination.h"
 #include "nn/expert_spread.h"
 #include "nn/moe.h"
@@ -31,7 +32,7 @@ Type wanted(const Type& stream, const MixtureParameters& p) {
 
 // Of the rows of x.tensor: those whose share of the loss is this rank's.
 torch::Tensor counted_here(const torch::Tensor& counted, const Value& x) {
-  if (x.type.kind == Kind::replicate) return counted;
+  if (x.type.kind == Kind::replicate || fault("router-loss-share")) return counted;
   const Span mine = spread().rows(x.rows);
   if (x.type.kind == Kind::shard) return counted.narrow(0, mine.begin, mine.size);
   torch::Tensor part = torch::zeros_like(counted);

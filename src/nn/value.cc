@@ -1,6 +1,7 @@
 #include "nn/value.h"
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "nn/destination.h"
 
 namespace tutti::nn {
@@ -156,7 +157,8 @@ Value dropped(const Value& x, const torch::Tensor& mask) {
   if (x.type.kind != Kind::replicate && !is_shard(x.type, 0))
     refuse("dropout", "its mask has whole rows", x.type);
   const Span rows = is_shard(x.type, 0) ? spread().rows(x.rows) : Span{0, x.rows};
-  return with(x, x.tensor * mask.narrow(0, rows.begin, rows.size).to(x.tensor.scalar_type()));
+  const std::int64_t first = fault("dropout-rows") ? 0 : rows.begin;
+  return with(x, x.tensor * mask.narrow(0, first, rows.size).to(x.tensor.scalar_type()));
 }
 
 torch::Tensor head_loss(const Value& x, const torch::Tensor& weight, const torch::Tensor& targets,

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "mesh/placement.h"
 #include "nn/plain.h"
 #include "nn/record.h"
@@ -56,7 +57,8 @@ void merge(torch::Tensor& out, torch::Tensor& lse, const Block& block) {
   const torch::Tensor block_lse = torch::logsumexp(scores, -1, true);
   const torch::Tensor total = torch::logaddexp(lse, block_lse);
   const torch::Tensor safe = total.masked_fill(total == -INFINITY, 0);
-  out = out * (lse - safe).exp() + torch::matmul((scores - safe).exp(), block.value);
+  if (!fault("ring-rescale")) out = out * (lse - safe).exp();
+  out = out + torch::matmul((scores - safe).exp(), block.value);
   lse = total;
 }
 
@@ -122,7 +124,8 @@ torch::Tensor ContextAttention::exchanged(const torch::Tensor& x, std::int64_t s
   for (int r = 0; r < n; ++r) {
     const Slice slice = slice_of(tokens, n, r);
     const torch::Tensor part =
-        to_heads ? x.narrow(1, r * heads, heads) : x.narrow(2, slice.begin, slice.size);
+        to_heads ? x.narrow(1, (fault("ulysses-heads") ? n - 1 - r : r) * heads, heads)
+                 : x.narrow(2, slice.begin, slice.size);
     parts.push_back(part.reshape({-1}));
     send.push_back(part.numel());
     const std::int64_t length = to_heads ? slice.size : mine;
@@ -174,8 +177,9 @@ torch::Tensor ContextAttention::around_ring(const torch::Tensor& query, const to
   const double scale = 1 / std::sqrt(static_cast<double>(query.size(3)));
   const auto block = [=](const torch::Tensor& q, const torch::Tensor& pair,
                          const torch::Tensor& keys) {
+    const bool crosses = fault("document-edge") && keys.data_ptr() != mine.data_ptr();
     return Block{q, each_group(pair[0], group), each_group(pair[1], group),
-                 seen(mine, keys, first_key), scale};
+                 seen(mine, keys, crosses ? torch::Tensor() : first_key), scale};
   };
   const bool history = nn::wants_gradient({query, key, value});
   torch::Tensor out, lse;
@@ -229,6 +233,7 @@ torch::Tensor ContextAttention::around_ring(const torch::Tensor& query, const to
           if (more) ring.finish();
           pair = next;
           // After the last turn this brings each gradient home.
+          if (!more && fault("ring-home")) break;
           torch::Tensor coming = gradient_ring.start(d_pair, ring.owner(turn + 1));
           gradient_ring.finish();
           d_pair = coming;
@@ -259,7 +264,7 @@ torch::Tensor ContextAttention::all_keys(const torch::Tensor& x, std::int64_t se
   if (history)
     nn::record({y}, {x}, "all_keys", [this, mine](nn::Tensors&& g) -> nn::Tensors {
       torch::Tensor sum = g[0].clone(at::MemoryFormat::Contiguous);
-      ring_->all_reduce(sum);
+      if (!fault("gather-gradient")) ring_->all_reduce(sum);
       return {sum.index_select(2, mine)};
     });
   return y;
@@ -283,7 +288,10 @@ torch::Tensor ContextAttention::with_all_keys(const torch::Tensor& query, const 
 
 torch::Tensor ContextAttention::run(const Call& call) const {
   const nn::Heads& h = call.heads;
-  const auto qkv = nn::plain::split_and_rotate(call.qkv, h, call.rope);
+  nn::Rope rope = call.rope;
+  if (fault("rope-offset") && rope.cosine.defined())
+    rope = {rope.cosine.roll(1, 0), rope.sine.roll(1, 0)};
+  const auto qkv = nn::plain::split_and_rotate(call.qkv, h, rope);
   torch::Tensor first_key = call.first_key;
   if (ulysses_ && first_key.defined())
     first_key =

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "mesh/placement.h"
 #include "nn/moe.h"
 #include "nn/record.h"
@@ -181,6 +182,7 @@ torch::Tensor MeshExperts::earlier(const torch::Tensor& ids, const torch::Tensor
 
 torch::Tensor MeshExperts::sum_over_tokens(const torch::Tensor& x, const nn::Type& rows) {
   torch::Tensor sum = x.clone(at::MemoryFormat::Contiguous);
+  if (fault("expert-load")) return sum;
   for (const auto& group : peers(rows)) group->all_reduce(sum);
   return sum;
 }

@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "mesh/placement.h"
 #include "nn/record.h"
 #include "parallel/context.h"
@@ -130,9 +131,17 @@ torch::Tensor MeshSpread::convert(const torch::Tensor& x, nn::Type from, nn::Typ
                                   std::int64_t rows, const torch::Tensor& at) {
   if (!tensor_) return x;
   const auto same = [](const torch::Tensor& t) { return t; };
-  const auto reduce = [this](const torch::Tensor& t) { return all_reduced(t); };
+  const auto reduce = [this, from](const torch::Tensor& t) {
+    const bool lost =
+        from.kind == Kind::partial ? fault("row-parallel-sum") : fault("input-gradient-sum");
+    return lost ? t.clone() : all_reduced(t);
+  };
   const auto gather = [this, rows](const torch::Tensor& t) { return gathered(t, rows); };
-  const auto scatter = [this](const torch::Tensor& t) { return scattered(t); };
+  const auto scatter = [this, from](const torch::Tensor& t) {
+    const bool lost =
+        from.kind == Kind::partial ? fault("row-parallel-sum") : fault("input-gradient-sum");
+    return lost ? sliced(t) : scattered(t);
+  };
   const auto slice = [this](const torch::Tensor& t) { return sliced(t); };
   const auto is = [&](const nn::Type& a, const nn::Type& b) { return from == a && to == b; };
   const auto replicate = nn::Type::replicate(), rows_type = nn::Type::shard(0),
@@ -156,13 +165,15 @@ torch::Tensor MeshSpread::convert(const torch::Tensor& x, nn::Type from, nn::Typ
 }
 
 torch::Tensor MeshSpread::max(const torch::Tensor& x) {
-  if (!tensor_) return x;
+  if (!tensor_ || fault("vocabulary-max")) return x;
   torch::Tensor y = x.clone(at::MemoryFormat::Contiguous);
   tensor_->all_reduce(y, comm::Reduce::max);
   return y;
 }
 
-torch::Tensor MeshSpread::sum(const torch::Tensor& x) { return tensor_ ? all_reduced(x) : x; }
+torch::Tensor MeshSpread::sum(const torch::Tensor& x) {
+  return tensor_ && !fault("vocabulary-sum") ? all_reduced(x) : x;
+}
 
 torch::Tensor MeshSpread::positions(std::int64_t sequence) const {
   return context_ ? context_->positions(sequence) : torch::Tensor();

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/fault.h"
 
 namespace tutti::parallel {
 namespace {
@@ -118,7 +119,7 @@ void Pipeline::forward(int stage, int micro_batch) {
     step_->before_forward(micro_batch);
     out = task_.run_stage(s, held.in, given);
   }
-  held.loss = out.loss.sum;
+  if (s.last || !fault("stage-loss")) held.loss = out.loss.sum;
   held.out = out.activation;
   if (held.loss.defined()) step_->loss(micro_batch, out.loss);
   if (!s.last) send(out.activation.detach(), stage + 1, micro_batch, false, stage + 1);
@@ -166,7 +167,7 @@ void Pipeline::weights(int stage, int micro_batch, StageGradients& gradients) {
   gradients.begin(stage, micro_batch);
   {
     const nn::GradSinkScope scope(&gradients.sink(stage));
-    held_.at({stage, micro_batch}).later.run();
+    if (micro_batch > 0 || !fault("split-weights")) held_.at({stage, micro_batch}).later.run();
     gradients.end(stage, micro_batch);
   }
   held_.erase({stage, micro_batch});

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/fault.h"
 #include "parallel/stage_parameters.h"
 
 namespace tutti::parallel {
@@ -130,6 +131,8 @@ void StageParameters::end() {
   const torch::NoGradGuard no_grad;
   finish_pieces();
   collecting_ = false;
+  if (fault("last-micro-batch") && last_ && ranks_.data && options_.zero <= 1)
+    slots_[static_cast<std::size_t>(slot_)].zero_();
   if (options_.zero <= 1 && reduces_leaves())
     options_.reduce_first({slots_[static_cast<std::size_t>(slot_)]}, 0, pieces_.size(), pieces_);
   if (options_.zero >= 2) {
@@ -167,7 +170,7 @@ void StageParameters::reduce_slots(BucketState& b) {
     nodes.push_back(in_bucket(slots_[static_cast<std::size_t>(i)]));
   if (options_.reduce_first && !reduces_leaves() && !nodes.empty())
     options_.reduce_first(nodes, b.bucket.first_piece, b.bucket.end_piece, pieces_);
-  if (!ranks_.data) return;
+  if (!ranks_.data || fault("data-gradient")) return;
   b.work =
       ranks_.shards() == 1
           ? ranks_.data->tree_all_reduce_async(nodes, in_bucket(slots_[0]), plan_)
@@ -235,6 +238,7 @@ void StageParameters::finish() {
     }
   }
   uses_known_ = true;
+  if (fault("shard-boundary") && ranks_.shards() > 1) gradient_.copy_(gradient_.roll(1));
   if (ranks_.shards() > 1 || options_.zero >= 2) share_own_gradients();
 }
 

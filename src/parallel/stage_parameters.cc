@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "base/fault.h"
 
 namespace tutti::parallel {
 namespace {
@@ -229,8 +230,9 @@ torch::Tensor StageParameters::own_gradient(const BucketState& b) const {
 
 void StageParameters::write_squares(const std::vector<double*>& blocks) const {
   for (const BucketState& b : buckets_) {
-    const Part own = own_part(b);
-    const torch::Tensor gradient = own_gradient(b);
+    const bool all = fault("replica-norm");
+    const Part own = all ? own_shard(b) : own_part(b);
+    const torch::Tensor gradient = all ? shard_view(gradient_, b) : own_gradient(b);
     for (const Fragment& f : fragments_of(pieces_, b.bucket, own.begin, own.begin + own.size))
       if (blocks[f.piece])
         optim::block_squares(gradient.narrow(0, f.offset - own.begin, f.size),
@@ -252,6 +254,7 @@ std::string StageParameters::first_non_finite() const {
 
 void StageParameters::update(std::int64_t step, double lr, double scale) {
   const torch::NoGradGuard no_grad;
+  if (fault("bias-correction") && ranks_.shards() > 1) ++step;
   optimizer_->step(master_, gradient_, step, lr, scale);
   publish();
 }
@@ -313,7 +316,7 @@ void StageParameters::gather(BucketState& b) {
 
 void StageParameters::release(BucketState& b) {
   if (b.gathering) gather(b);
-  if (!b.whole || b.stays) return;
+  if (!b.whole || b.stays || (fault("stale-gather") && b.unit == 0 && last_)) return;
   auto* storage = b.compute.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(c10::DataPtr());
   storage->set_nbytes(0);
@@ -327,7 +330,7 @@ StageParameters::BucketState* StageParameters::bucket_of_unit(int unit) {
 }
 
 void StageParameters::unit(int unit, Use use) {
-  if (options_.zero < 3) return;
+  if (options_.zero < 3 || all_stay_) return;
   BucketState* b = bucket_of_unit(unit);
   if (!b) return;
   const bool begins = use == Use::forward_begin || use == Use::backward_begin;
@@ -355,11 +358,13 @@ void StageParameters::idle_pass(bool with_backward) {
 }
 
 void StageParameters::gather_all() {
+  all_stay_ = true;
   for (BucketState& b : buckets_) start_gather(b);
   for (BucketState& b : buckets_) gather(b);
 }
 
 void StageParameters::release_all() {
+  all_stay_ = false;
   if (options_.zero < 3) return;
   for (BucketState& b : buckets_) release(b);
 }
@@ -374,6 +379,14 @@ std::vector<StageParameters::Held> StageParameters::state() {
   for (optim::NamedTensor& tensor : optimizer_->state())
     all.push_back({std::move(tensor.name), tensor.segment, segments_[tensor.segment].first,
                    std::move(tensor.value)});
+  return all;
+}
+
+std::vector<StageParameters::Held> StageParameters::gradients() const {
+  std::vector<Held> all;
+  for (std::size_t p = 0; p < pieces_.size(); ++p)
+    all.push_back({pieces_[p].name, p, segments_[p].first,
+                   gradient_.narrow(0, segments_[p].offset, segments_[p].size)});
   return all;
 }
 
