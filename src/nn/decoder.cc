@@ -218,13 +218,15 @@ Decoder::Stream Decoder::block(std::size_t index, const Stream& in, const Pass& 
   const double eps = config_.norm_eps;
   const auto [x, normed] = add_norm(in.first, in.second, layer.before_attention, eps);
   Value qkv = linear(normed, layer.qkv);
-  const bool selective = selective_ && in.first.type == Type::replicate();
+  const bool selective = recompute(index) == recipe::Recompute::selective && !pass.cache;
+  // Rows of a sequence-parallel stream are gathered for products, which keep the copy.
+  const bool norms = selective && in.first.type == Type::replicate();
   const auto renormed = [eps](const Value& sum, const NormParameters& p) {
     return [sum = sum.tensor.detach(), p, eps] {
       return nn::add_norm(sum, {}, p.weight, p.bias, eps).second;
     };
   };
-  if (selective) discard(normed.tensor, {qkv.tensor}, renormed(x, layer.before_attention));
+  if (norms) discard(normed.tensor, {qkv.tensor}, renormed(x, layer.before_attention));
   if (layer.query_norm.defined())
     qkv = config_.qk_norm_whole
               ? norm_whole(qkv, layer.query_norm, layer.key_norm, eps)
@@ -234,11 +236,22 @@ Decoder::Stream Decoder::block(std::size_t index, const Stream& in, const Pass& 
       add_norm(x, drop(attended, layer.name + ".attention", pass), layer.before_mlp, eps);
   if (layer.mixture) {
     const Value mixed = mixture(again, *layer.mixture, config_.moe, pass.tokens, trace);
+    if (norms) discard(again.tensor, {mixed.tensor, trace.loss}, renormed(y, layer.before_mlp));
     return {y, drop(mixed, layer.name + ".mlp", pass)};
   }
   const Value wide = linear(again, layer.up);
-  const Value active = layer.up.size() == 2 ? swiglu(wide) : gelu(wide);
-  return {y, drop(linear(active, {layer.down}), layer.name + ".mlp", pass)};
+  const auto activated = [gated = layer.up.size() == 2](const Value& in) {
+    return gated ? swiglu(in) : gelu(in);
+  };
+  const Value active = activated(wide);
+  const Value lowered = linear(active, {layer.down});
+  if (norms) discard(again.tensor, {wide.tensor}, renormed(y, layer.before_mlp));
+  if (selective)
+    discard(active.tensor, {lowered.tensor},
+            [activated, wide = Value{wide.tensor.detach(), wide.rows, wide.type}] {
+              return activated(wide).tensor;
+            });
+  return {y, drop(lowered, layer.name + ".mlp", pass)};
 }
 
 Decoder::Stream Decoder::recomputed_block(std::size_t index, const Stream& in, const Pass& pass,
@@ -268,8 +281,9 @@ Decoder::Stream Decoder::through(const Stage& stage, Stream stream, const Pass& 
     const Stream given{{in[0], stream.first.rows, stream.first.type},
                        {in[1], stream.first.rows, stream.first.type}};
     MixtureTrace trace;
-    stream = recompute_ && !pass.cache ? recomputed_block(index, given, pass, trace)
-                                       : block(index, given, pass, trace);
+    stream = recompute(index) == recipe::Recompute::full && !pass.cache
+                 ? recomputed_block(index, given, pass, trace)
+                 : block(index, given, pass, trace);
     if (trace.loss.defined()) losses.push_back(trace.loss);
     keep_counts(index, trace);
     const Tensors out = spread().after_unit(name, {stream.first.tensor, stream.second.tensor});

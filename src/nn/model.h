@@ -110,14 +110,22 @@ class LanguageModel : public torch::nn::Module {
 
   const recipe::Model& config() const { return config_; }
 
-  void set_recompute(bool on) { recompute_ = on; }  // per block; bit-identical to off
-  bool recompute() const { return recompute_; }
+  // What each layer computes again in backward; none of it changes a bit. Selective: norms and the
+  // activation of the feed-forward layer (not the experts'), which cost little beside the products.
+  void set_recompute(std::vector<recipe::Recompute> layers) { recompute_ = std::move(layers); }
+  void set_recompute(bool full) {
+    recompute_.assign(static_cast<std::size_t>(config_.layers),
+                      full ? recipe::Recompute::full : recipe::Recompute::none);
+  }
+  recipe::Recompute recompute(std::size_t layer) const {
+    return layer < recompute_.size() ? recompute_[layer] : recipe::Recompute::none;
+  }
   void set_dropout_key(const DropoutKey& key) { dropout_key_ = key; }  // before each loss()
   const DropoutKey& dropout_key() const { return dropout_key_; }
 
  protected:
   recipe::Model config_;
-  bool recompute_ = false;
+  std::vector<recipe::Recompute> recompute_;
   DropoutKey dropout_key_;
 };
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
+#include "base/error.h"
 #include "mesh/placement.h"
 #include "plan/layout_rules.h"
+#include "recipe/quantity.h"
 #include "recipe/show.h"
 
 namespace tutti::plan {
@@ -125,30 +128,82 @@ RankMemory state_of(const Recipe& recipe, const Layout& layout, double count, do
   return memory;
 }
 
-double activations_of(const Recipe& recipe, const Model& model, const Layout& layout, int rank) {
+using Kinds = std::vector<recipe::Recompute>;
+
+Kept kept_by(const Recipe& recipe, const Model& model, recipe::Recompute kind) {
   const bool dropping = model.dropout > 0;
+  return {half(recipe) ? 2.0 : 4.0, dropping, dropping,
+          recipe.parallel.tensor > 1 && recipe.parallel.sequence_parallel,
+          kind == recipe::Recompute::selective};
+}
+
+double activations_of(const Recipe& recipe, const Model& model, const Layout& layout, int rank,
+                      const Kinds& kinds) {
+  using recipe::Recompute;
   const recipe::Parallel& p = recipe.parallel;
-  const Kept kept{half(recipe) ? 2.0 : 4.0, dropping, dropping, p.sequence_parallel};
   const std::int64_t sequence = (recipe.data.sequence + p.context - 1) / p.context;
   const double tokens = static_cast<double>(recipe.batch.micro * sequence);
-  const double row = tokens * static_cast<double>(model.embed) * kept.value /
+  const double row = tokens * static_cast<double>(model.embed) * (half(recipe) ? 2.0 : 4.0) /
                      static_cast<double>(p.sequence_parallel ? p.tensor : 1);
-  double most = 0, layer = 0;
+  double most = 0, whole = 0;
   for (const StageLayers& stage : own_stages(layout, rank)) {
     double sum = 0;
     for (std::int64_t index = stage.begin; index < stage.end; ++index) {
-      const double whole = layer_bytes(model, recipe.batch.micro, sequence, kept, p.tensor,
-                                       p.sequence_parallel, is_mixture(model, index));
-      layer = std::max(layer, whole);
-      sum += recipe.recompute == "full" ? 2 * row : whole;  // the stream and what is added to it
+      const Recompute kind = kinds[static_cast<std::size_t>(index)];
+      const double layer =
+          layer_bytes(model, recipe.batch.micro, sequence, kept_by(recipe, model, kind), p.tensor,
+                      p.sequence_parallel, is_mixture(model, index));
+      if (kind == Recompute::full) whole = std::max(whole, layer);
+      sum += kind == Recompute::full ? 2 * row : layer;  // the stream and what is added to it
     }
     most = std::max(most, sum);
   }
   const PipelineTiming timing = simulate(layout.schedule, {});
   const auto at = static_cast<std::size_t>(layout.mesh.coordinate(rank, "pipeline"));
-  double bytes = most * timing.peak_activations[at];
-  if (recipe.recompute == "full") bytes += layer;
-  return bytes + (has_stage(layout, rank, layout.stages.size() - 1) ? 2 * row : 0);
+  return most * timing.peak_activations[at] + whole +
+         (has_stage(layout, rank, layout.stages.size() - 1) ? 2 * row : 0);
+}
+
+RankMemory memory_with(const Recipe& recipe, const Layout& layout, int rank, const Kinds& kinds) {
+  const ParameterCount count = parameters_of(recipe, layout, rank);
+  RankMemory memory = state_of(recipe, layout, static_cast<double>(count.dense), layout.shard);
+  const RankMemory experts =
+      state_of(recipe, layout, static_cast<double>(count.experts),
+               std::min(layout.shard, layout.experts.size("expert_replica")));
+  memory.parameters += experts.parameters;
+  memory.gradients += experts.gradients;
+  memory.optimizer += experts.optimizer;
+  memory.activations = activations_of(recipe, resolved(recipe), layout, rank, kinds);
+  return memory;
+}
+
+// The first `count` layers of each stage of `rank`.
+void set_first(const Layout& layout, int rank, std::int64_t count, recipe::Recompute kind,
+               Kinds& kinds) {
+  for (const StageLayers& stage : own_stages(layout, rank))
+    for (std::int64_t i = stage.begin; i < std::min(stage.end, stage.begin + count); ++i)
+      kinds[static_cast<std::size_t>(i)] = kind;
+}
+
+// For a rank's own stages; those of the ranks beside it are the same.
+void fit(const Recipe& recipe, const Layout& layout, int rank, Kinds& kinds) {
+  const auto budget = static_cast<double>(recipe.memory_budget);
+  const auto fits = [&] { return memory_with(recipe, layout, rank, kinds).total() <= budget; };
+  std::int64_t longest = 0;
+  for (const StageLayers& stage : own_stages(layout, rank))
+    longest = std::max(longest, stage.end - stage.begin);
+  if (fits()) return;
+  for (const auto kind : {recipe::Recompute::selective, recipe::Recompute::full})
+    for (std::int64_t count = 1; count <= longest; ++count) {
+      set_first(layout, rank, count, kind, kinds);
+      if (fits()) return;
+    }
+  const RankMemory least = memory_with(recipe, layout, rank, kinds);
+  throw ConfigError({{"memory_budget", "", str(recipe.memory_budget),
+                      str("is too little: with every layer recomputed rank ", rank,
+                          " would hold about ", std::llround(least.total()), " bytes, ",
+                          std::llround(least.activations), " of them activations"),
+                      "raise it, lower batch.micro, or spread over more workers"}});
 }
 
 }  // namespace
@@ -165,12 +220,14 @@ double layer_bytes(const Model& m, std::int64_t samples, std::int64_t sequence, 
   const double embed = real(m.embed), parts = real(tensor), rows = sequence_parallel ? parts : 1;
   // Two sums of the stream and two norms of them, which two matrix products take.
   const double sums = 2 * embed * kept.value / rows;
-  const double inputs = 2 * embed * kept.value / (kept.gathered ? 1 : rows);
+  const bool again = kept.selective && !kept.gathered;
+  const double inputs = again ? 0 : 2 * embed * kept.value / (kept.gathered ? 1 : rows);
   const double masks = kept.masks ? 2 * embed / rows : 0;
   // Queries, keys, values, and what attention makes of them.
   const double heads = real(2 * m.heads + 2 * m.kv_heads) * real(m.head_dim) * kept.value / parts;
   const double scores = kept.scores ? real(m.heads * sequence) * (2 * kept.value + 1) / parts : 0;
-  const double ways = m.family == "gpt2" ? 2 : 3;  // gate, up and their product; gelu: two
+  // Gate, up and their product; gelu: two.
+  const double ways = (m.family == "gpt2" ? 2 : 3) - (kept.selective ? 1 : 0);
   double mlp = ways * real(m.mlp) * kept.value / parts;
   if (mixture) {
     const recipe::Moe& moe = m.moe;
@@ -200,16 +257,28 @@ ParameterCount parameters_of(const Recipe& recipe, const Layout& layout, int ran
 }
 
 RankMemory memory_of(const Recipe& recipe, const Layout& layout, int rank) {
-  const ParameterCount count = parameters_of(recipe, layout, rank);
-  RankMemory memory = state_of(recipe, layout, static_cast<double>(count.dense), layout.shard);
-  const RankMemory experts =
-      state_of(recipe, layout, static_cast<double>(count.experts),
-               std::min(layout.shard, layout.experts.size("expert_replica")));
-  memory.parameters += experts.parameters;
-  memory.gradients += experts.gradients;
-  memory.optimizer += experts.optimizer;
-  memory.activations = activations_of(recipe, resolved(recipe), layout, rank);
-  return memory;
+  return memory_with(recipe, layout, rank, recompute_of(recipe, layout));
+}
+
+std::vector<recipe::Recompute> recompute_of(const Recipe& recipe, const Layout& layout) {
+  using recipe::Recompute;
+  const auto of_all = [&](Recompute kind) {
+    return Kinds(static_cast<std::size_t>(recipe.model.layers), kind);
+  };
+  if (recipe.recompute == "full") return of_all(Recompute::full);
+  if (recipe.recompute == "selective") return of_all(Recompute::selective);
+  Kinds kinds = of_all(Recompute::none);
+  if (recipe.recompute == "none") return kinds;
+  const auto count = recipe::parse_count(recipe.recompute);
+  for (int pipeline = 0; pipeline < layout.mesh.size("pipeline"); ++pipeline) {
+    int rank = 0;  // its first rank has the largest slices
+    while (layout.mesh.coordinate(rank, "pipeline") != pipeline) ++rank;
+    if (count)
+      set_first(layout, rank, *count, Recompute::full, kinds);
+    else
+      fit(recipe, layout, rank, kinds);
+  }
+  return kinds;
 }
 
 }  // namespace tutti::plan

@@ -25,10 +25,11 @@ StateBytes zero_shared(const StateBytes& whole, int stage, double ranks);
 
 // What is kept of a layer between its forward and its backward pass.
 struct Kept {
-  double value = 4;       // bytes of an activation
-  bool masks = false;     // of dropout, a byte an element
-  bool scores = false;    // of attention: sequence x sequence a head, twice, and their mask
-  bool gathered = false;  // sequence parallel: inputs of matrix products whole, not a rank's rows
+  double value = 4;        // bytes of an activation
+  bool masks = false;      // of dropout, a byte an element
+  bool scores = false;     // of attention: sequence x sequence a head, twice, and their mask
+  bool gathered = false;   // sequence parallel: inputs of matrix products whole, not a rank's rows
+  bool selective = false;  // computed again: norms (unless gathered), the activation before `down`
 };
 // The layer of `model`, whose sizes must be resolved, for `samples` x `sequence` tokens, on one of
 // `tensor` ranks. A mixture's layer (`mixture`) has every token's rows where it is routed to,
@@ -50,5 +51,10 @@ struct RankMemory {
 };
 // The recipe's sizes must be known (no model.from); a vocab of 0 counts as nothing.
 RankMemory memory_of(const recipe::Recipe& recipe, const Layout& layout, int rank);
+
+// What each layer of the model computes again. A number N: the first N layers of each stage, whole.
+// auto: in each rank's stages the least that fits memory_budget, first norms and activations of
+// layers from the first on, then whole layers; ConfigError if even all of that does not fit.
+std::vector<recipe::Recompute> recompute_of(const recipe::Recipe& recipe, const Layout& layout);
 
 }  // namespace tutti::plan

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include "base/error.h"
+
 using namespace tutti;
 using namespace tutti::plan;
 using doctest::Approx;
@@ -196,4 +198,45 @@ TEST_CASE("memory: tensor, context and recomputation lessen activations") {
   r.parallel.tensor = 1;
   r.recompute = "full";
   CHECK(memory(r).activations == Approx(4 * norm + (whole - norm) / 4 + norm));
+}
+
+TEST_CASE("memory: layers are recomputed by kind and by number") {
+  using recipe::Recompute;
+  Recipe r = mesh(2);
+  r.parallel.pipeline = 2;
+  r.model.layers = 5;  // 3 and 2
+  r.recompute = "1";
+  const auto of = [&] { return recompute_of(r, make_layout(r)); };
+  constexpr Recompute none = Recompute::none, some = Recompute::selective, full = Recompute::full;
+  CHECK(of() == std::vector{full, none, none, full, none});
+  r.recompute = "3";
+  CHECK(of() == std::vector(5, full));
+  r.recompute = "selective";
+  CHECK(of() == std::vector(5, some));
+}
+
+TEST_CASE("memory: auto recomputes the least that fits the budget") {
+  using recipe::Recompute;
+  Recipe r = mesh(1);
+  const auto cost = [](const std::vector<Recompute>& kinds) {
+    int sum = 0;
+    for (const Recompute kind : kinds) sum += static_cast<int>(kind);
+    return sum;
+  };
+  const double most = memory(r).total();
+  r.recompute = "full";
+  const double least = memory(r).total();
+  r.recompute = "auto";
+  int last = 0;
+  for (int tenth = 10; tenth >= 0; --tenth) {
+    r.memory_budget = static_cast<std::int64_t>(least + (most - least) * tenth / 10);
+    const int now = cost(recompute_of(r, make_layout(r)));
+    CHECK(memory(r).total() <= static_cast<double>(r.memory_budget));
+    CHECK(now >= last);
+    CHECK((now == 0) == (tenth == 10));
+    last = now;
+  }
+  CHECK(last == 8);  // four layers, whole
+  r.memory_budget -= 1;
+  CHECK_THROWS_AS(recompute_of(r, make_layout(r)), ConfigError);
 }

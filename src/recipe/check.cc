@@ -230,6 +230,11 @@ void check_time(const Recipe& r, Requirements& rules) {
                     " steps"));
 }
 
+void check_memory(const Recipe& r, Requirements& rules) {
+  rules.require(r.recompute != "auto" || r.memory_budget > 0, {"recompute", "memory_budget"},
+                r.recompute, "needs memory_budget, which is 0", "set memory_budget, like 2gb");
+}
+
 void check_sources(const Recipe& r, Requirements& rules) {
   rules.require(!r.data.train.empty(), {"data.train"}, "", "is missing",
                 "name a file or a folder of text");
@@ -285,7 +290,8 @@ const std::vector<std::string>& shape_fields() {
 std::vector<Violation> contradictions(const Recipe& recipe, const Where& where,
                                       const std::set<std::string>& bad) {
   Requirements rules(where, bad);
-  for (auto check : {check_batch, check_model, check_time, check_sources}) check(recipe, rules);
+  for (auto check : {check_batch, check_model, check_time, check_memory, check_sources})
+    check(recipe, rules);
   return rules.found();
 }
 

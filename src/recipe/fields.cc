@@ -103,6 +103,19 @@ Field cut(const char* name, const char* doc, At at) {
               convert, itself);
 }
 
+// One of the words, or a whole number.
+template <class At>
+Field word_or_count(const char* name, const char* doc, const Strings& words, At at) {
+  const auto convert = [words](const std::string& value) -> std::optional<std::string> {
+    if (std::find(words.begin(), words.end(), value) != words.end()) return value;
+    const auto number = parse_count(value);
+    if (!number || *number < 0 || *number > 10000) return std::nullopt;
+    return std::to_string(*number);
+  };
+  return make(name, Kind::text, doc, "must be one of " + join(words, ", ") + ", or a whole number",
+              at, convert, itself);
+}
+
 template <class At>
 Field choice(const char* name, const char* doc, Strings choices, At at) {
   const auto convert = [choices](const std::string& value) -> std::optional<std::string> {
@@ -201,8 +214,14 @@ std::vector<Field> run_fields() {
              "What matrix products compute in; weights, sums and optimizer state are fp32 in each. "
              "fp32-fast may round the inputs of products to bf16 where the processor gains by it.",
              {"fp32", "fp32-fast", "bf16", "fp16"}, AT(precision)),
-      choice("recompute", "Activations that backward computes again instead of keeping.",
-             {"none", "full"}, AT(recompute)),
+      word_or_count(
+          "recompute",
+          "Activations that backward computes again instead of keeping: selective, norms and "
+          "what products of the feed-forward layer take; full, whole layers; a number, so many "
+          "layers of each stage; auto, the least that fits memory_budget.",
+          {"none", "selective", "full", "auto"}, AT(recompute)),
+      bytes("memory_budget", "What a worker may hold, for recompute auto (an estimate); 0: none.",
+            Limits{0, {}, 0x1p50, {}}, AT(memory_budget)),
       onoff("reproducible", "Give the same bits for any number of workers.", AT(reproducible)),
       choice("on_nan",
              "At a loss or gradient that is not finite: stop and name it, or skip the update.",

@@ -18,6 +18,9 @@ struct Duration {
   bool operator==(const Duration&) const = default;
 };
 
+// What a layer computes again in backward instead of keeping it.
+enum class Recompute { none, selective, full };
+
 struct RopeScaling {  // Llama 3's (kind "llama3") or linear ("linear"); "none" otherwise.
   std::string kind = "none";
   double factor = 8;
@@ -167,7 +170,8 @@ struct Recipe {
   std::uint64_t seed = 1;
   Duration duration{100, Duration::Unit::steps};
   std::string precision = "fp32";  // fp32 | bf16 | fp16
-  std::string recompute = "none";  // none | full
+  std::string recompute = "none";  // none | selective | full | auto | N: layers a stage
+  std::int64_t memory_budget = 0;  // bytes a worker may hold, for recompute auto; 0: none
   bool reproducible = true;        // promise 3: same bits for any number of workers
   std::string on_nan = "stop";     // stop | skip
   Model model;

@@ -50,7 +50,8 @@ bool noted(const Parsed& parsed, const std::string& field, const std::string& wh
 
 // Names are promised to users: a change here breaks recipes.
 constexpr const char* frozen =
-    "name seed duration precision recompute reproducible on_nan model.family model.from "
+    "name seed duration precision recompute memory_budget reproducible on_nan model.family "
+    "model.from "
     "model.vocab "
     "model.layers model.embed model.heads model.kv_heads model.head_dim model.mlp model.context "
     "model.norm_eps model.rope_theta model.rope_scaling.kind model.rope_scaling.factor "

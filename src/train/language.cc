@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "nn/hugging_face.h"
 #include "nn/spread.h"
+#include "plan/memory.h"
 #include "recipe/show.h"
 
 namespace tutti::train {
@@ -19,6 +20,17 @@ void train_experts_as(const recipe::Moe& asked, recipe::Moe& moe) {
   moe.capacity_factor = asked.capacity_factor;
 }
 
+std::vector<recipe::Recompute> recompute_of(recipe::Recipe recipe, const recipe::Model& sized) {
+  using recipe::Recompute;
+  const auto layers = static_cast<std::size_t>(sized.layers);
+  if (recipe.recompute == "none") return std::vector(layers, Recompute::none);
+  if (recipe.recompute == "selective") return std::vector(layers, Recompute::selective);
+  if (recipe.recompute == "full") return std::vector(layers, Recompute::full);
+  recipe.model = sized;
+  recipe.model.from.clear();
+  return plan::recompute_of(recipe, plan::make_layout(recipe));
+}
+
 }  // namespace
 
 LanguageTask::LanguageTask(std::shared_ptr<nn::LanguageModel> model, const recipe::Recipe& recipe)
@@ -26,7 +38,7 @@ LanguageTask::LanguageTask(std::shared_ptr<nn::LanguageModel> model, const recip
       sequence_(recipe.data.sequence),
       micro_(recipe.batch.micro),
       seed_(recipe.seed) {
-  model_->set_recompute(recipe.recompute == "full");
+  model_->set_recompute(recompute_of(recipe, model_->config()));
 }
 
 parallel::Loss LanguageTask::loss(const parallel::Batch& batch) {

@@ -1,10 +1,15 @@
 #include "train/run.h"
 
+#include <algorithm>
+#include <cmath>
+
+#include "base/log.h"
 #include "base/version.h"
 #include "checkpoint/loader.h"
 #include "data/tokenizer.h"
 #include "nn/generate.h"
 #include "parallel/engines.h"
+#include "plan/memory.h"
 #include "train/language.h"
 #include "train/recorder.h"
 #include "train/restore.h"
@@ -36,6 +41,23 @@ std::string write_sample(nn::LanguageModel& model, const data::Tokenizer& tokeni
   return recipe.logging.sample_prompt + tokenizer.decode(text);
 }
 
+// What recompute: auto has chosen, for the one who watches.
+void tell_recompute(const recipe::Recipe& sized, const nn::LanguageModel& model) {
+  if (sized.recompute != "auto") return;
+  int selective = 0, full = 0;
+  for (std::size_t layer = 0; layer < static_cast<std::size_t>(sized.model.layers); ++layer) {
+    if (model.recompute(layer) == recipe::Recompute::selective) ++selective;
+    if (model.recompute(layer) == recipe::Recompute::full) ++full;
+  }
+  const plan::Layout layout = plan::make_layout(sized);
+  double most = 0;
+  for (int rank = 0; rank < sized.parallel.workers; ++rank)
+    most = std::max(most, plan::memory_of(sized, layout, rank).total());
+  log_info(str("recompute: auto: of ", sized.model.layers, " layers ", full, " whole and ",
+               selective, " selectively; about ", std::llround(most),
+               " bytes on the fullest worker, memory_budget = ", sized.memory_budget));
+}
+
 // A resumed run of model.from no longer needs that folder.
 std::shared_ptr<nn::LanguageModel> model_of(const recipe::Recipe& recipe, const Worker& worker,
                                             std::int64_t vocab) {
@@ -61,6 +83,7 @@ Result run(const recipe::Recipe& recipe, const Worker& worker) {
   const auto group = open_group(worker, recipe.parallel);
   recipe::Recipe sized = recipe;  // every size of the model is known now
   sized.model = task.model().config();
+  if (worker.rank == 0) tell_recompute(sized, task.model());
   const auto engine = parallel::make_engine(sized, task, group);
 
   const auto recorder =
