@@ -2,39 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <set>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/loader.h"
-#include "collective/dtypes.h"
 #include "optim/schedule.h"
 #include "recipe/quantity.h"
+#include "train/engine_state.h"
 
 namespace tutti::train {
 namespace {
-
-std::byte* bytes_of(const torch::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.data_ptr());
-}
-
-std::vector<std::int64_t> global_shape(const parallel::StateTensor& tensor) {
-  return tensor.box ? tensor.shape : tensor.value.sizes().vec();
-}
-
-// Each name once.
-std::vector<checkpoint::Loader::Expected> expected_of(
-    const std::vector<parallel::StateTensor>& tensors) {
-  std::vector<checkpoint::Loader::Expected> expected;
-  std::set<std::string> names;
-  for (const parallel::StateTensor& tensor : tensors)
-    if (names.insert(tensor.name).second)
-      expected.push_back(
-          {tensor.name, collective::to_dtype(tensor.value.scalar_type()), global_shape(tensor)});
-  return expected;
-}
 
 // Best fp32 matrix product rate of this process in a short burst, flop/s.
 double sgemm_rate() {
@@ -109,12 +87,7 @@ void Trainer::resume() {
   if (worker_.rank == 0) log_info(str("resuming from ", path.string()));
   const checkpoint::Loader loader(path, false);
   check_data(loader.state());
-  const auto tensors = engine_.state();
-  loader.require(expected_of(tensors));
-  for (const parallel::StateTensor& tensor : tensors)
-    loader.read(tensor.name, tensor.box ? *tensor.box : whole(tensor.value.sizes().vec()),
-                bytes_of(tensor.value));
-  engine_.restored();
+  read_state(loader, engine_);
   const Json& state = loader.state();
   engine_.set_scalars(state.at("engine").dump());
   step_ = state.at("step").get<std::int64_t>();
@@ -205,12 +178,8 @@ Json Trainer::state() const {
 void Trainer::save() {
   if (saved_ == step_) return;
   const double wall = wall_seconds(), start = real_clock().now();
-  std::vector<checkpoint::TensorView> views;
-  for (const parallel::StateTensor& tensor : engine_.state())
-    if (!tensor.box || tensor.owned)
-      views.push_back({tensor.name, collective::to_dtype(tensor.value.scalar_type()),
-                       global_shape(tensor), bytes_of(tensor.value), tensor.box});
-  saver_.save(step_, views, state());
+  const auto tensors = engine_.state();
+  saver_.save(step_, views_of(tensors), state());
   if (!recipe_.checkpoint.asynchronous) saver_.wait();
   saved_ = step_;
   const double seconds = real_clock().now() - start;
