@@ -12,6 +12,9 @@
 #include "base/version.h"
 #include "nn/generate.h"
 #include "nn/hugging_face.h"
+#include "recipe/parse.h"
+#include "train/parity.h"
+#include "train/parity_report.h"
 #include "train/restore.h"
 #include "train/run.h"
 
@@ -125,6 +128,22 @@ int export_model(const Arguments& arguments) {
   return exit_ok;
 }
 
+int parity(const Arguments& arguments) {
+  const recipe::Recipe recipe = recipe::parse(arguments.get("recipe", ""), "the recipe", {},
+                                              fs::current_path(), recipe::Inputs::none)
+                                    .recipe;
+  train::prepare_process(recipe);
+  train::ParityOptions options;
+  options.precision = arguments.get("precision", options.precision);
+  options.steps = std::stoll(arguments.get("steps", "2"));
+  options.tolerance = number(arguments.get("tolerance", "0"));
+  options.fault = arguments.get("with-fault", "");
+  const train::ParityReport report = train::check_parity(recipe, options);
+  std::cout << train::parity_text(report);
+  if (arguments.has("html")) write_file(arguments.get("html", ""), train::parity_html(report));
+  return report.holds ? exit_ok : exit_world;
+}
+
 int run(int argc, char** argv) {
   const std::string verb = argc > 1 ? argv[1] : "";
   if (verb == "version") {
@@ -135,6 +154,7 @@ int run(int argc, char** argv) {
   if (verb == "train") return train(arguments);
   if (verb == "eval") return eval(arguments);
   if (verb == "generate") return generate(arguments);
+  if (verb == "parity") return parity(arguments);
   if (verb == "export") return export_model(arguments);
   throw ConfigError("tutti-worker is started by tutti: see tutti --help");
 }

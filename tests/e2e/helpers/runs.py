@@ -1,6 +1,9 @@
 """Real runs of a tiny model, each about a second. TUTTI_BIN names the folder of the executables."""
 import fcntl
+import hashlib
+import itertools
 import json
+import math
 import os
 import random
 import re
@@ -37,6 +40,30 @@ def text(words=4000, seed=1):
         parts.append(word)
         word = draw.choice(after[word])
     return " ".join(parts)
+
+
+ITEM = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4}
+
+
+def stored(path):
+    """The tensors of a safetensors file, as bytes by name."""
+    with open(path, "rb") as file:
+        data = file.read()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    return {name: data[8 + size + tensor["data_offsets"][0]:8 + size + tensor["data_offsets"][1]]
+            for name, tensor in header.items() if name != "__metadata__"}
+
+
+def put(whole, entry, values):
+    """A piece of a tensor into its place, row by row."""
+    shape, offset, size, item = entry["shape"], entry["offset"], entry["size"], ITEM[entry["dtype"]]
+    row = (size[-1] if size else 1) * item
+    for number, index in enumerate(itertools.product(*map(range, size[:-1]))):
+        at = 0
+        for length, begin, i in zip(shape, offset, [*index, 0]):
+            at = at * length + begin + i
+        whole[at * item:at * item + row] = values[number * row:(number + 1) * row]
 
 
 def wait_for(condition, seconds=30):
@@ -158,10 +185,18 @@ class RealRuns(unittest.TestCase):
         return self.path(run, "checkpoints", f"step-{step:08d}", *parts)
 
     def sums(self, run, step=None):
-        """The checksum of every tensor: weights and the optimizer's state."""
+        """A checksum of every tensor, in however many pieces it lies: weights and the optimizer's
+        state."""
         step = self.newest(run) if step is None else step
         manifest = json.loads(self.read(self.checkpoint(run, step, "manifest.json")))
-        found = {entry["name"]: entry["checksum"] for entry in manifest["entries"]}
+        files = {entry["file"]: stored(self.checkpoint(run, step, entry["file"]))
+                 for entry in manifest["entries"]}
+        whole = {}
+        for entry in manifest["entries"]:
+            place = whole.setdefault(
+                entry["name"], bytearray(ITEM[entry["dtype"]] * math.prod(entry["shape"])))
+            put(place, entry, files[entry["file"]][entry.get("key", entry["name"])])
+        found = {name: hashlib.sha256(values).hexdigest() for name, values in whole.items()}
         self.assertGreater(len(found), 20)
         return found
 
