@@ -84,7 +84,7 @@ class Group {
   std::shared_ptr<Work> all_gather_v_async(at::Tensor in, at::Tensor out, Counts counts);
   // send[r] elements to rank r and recv[r] from it, both in rank order.
   std::shared_ptr<Work> all_to_all_v_async(at::Tensor in, at::Tensor out, Counts send, Counts recv);
-  // A message of the tensor's bytes; the receiver's must be as many. The send of up to 32 KiB ends
+  // A message of the tensor's bytes; the receiver's must be as many. The send of up to 128 KiB ends
   // without its receive when none before it is outstanding.
   std::shared_ptr<Work> send_async(at::Tensor data, int to);
   std::shared_ptr<Work> recv_async(at::Tensor data, int from);

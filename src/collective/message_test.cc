@@ -79,8 +79,8 @@ TEST_CASE("Messages: in order between two ranks, both ways at once, of any lengt
 TEST_CASE("Messages: a short send ends without its receive") {
   for (const char* transport : {"threads", "shm"})
     CHECK(on_groups(transport, 2, [](Group& group) {
-            at::Tensor mine = at::full({8192}, group.rank(), at::kFloat),
-                       theirs = at::empty({8192});
+            at::Tensor mine = at::full({32768}, group.rank(), at::kFloat),
+                       theirs = at::empty({32768});
             group.send(mine, 1 - group.rank());
             group.recv(theirs, 1 - group.rank());
             require(theirs.eq(1 - group.rank()).all().item<bool>(), "contents");

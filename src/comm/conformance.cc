@@ -217,7 +217,7 @@ void check_conformance(Communicator& c) {
   check_type<std::int16_t>(c);
   check_type<std::int8_t>(c);
   check_type<std::uint8_t>(c);
-  for (const std::size_t bytes : {0, 1, 32768, 32769, 200003})
+  for (const std::size_t bytes : {0, 1, 131072, 131073, 300007})
     for (const bool shared : {false, true}) check_messages(c, bytes, shared);
   check_parts(c);
   check_messages_beside_collectives(c);

@@ -38,7 +38,7 @@ struct alignas(64) GroupBlock {
 // Zeroed memory laid out for `size` ranks.
 class Segment {
  public:
-  static constexpr std::size_t message_chunk = 32 << 10;
+  static constexpr std::size_t message_chunk = 128 << 10;
 
   // Anonymous memory for threads, or the memory of descriptor `fd` (taken over).
   Segment(int size, const MemoryOptions& options, int fd);
