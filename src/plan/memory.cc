@@ -118,7 +118,7 @@ RankMemory state_of(const Recipe& recipe, const Layout& layout, double count, do
   RankMemory memory;
   memory.parameters = count * bytes.parameter;
   memory.optimizer = count * bytes.optimizer;
-  if (!sharded)
+  if (!sharded && (stage < 2 || layout.data > 1))
     memory.gradients = count * bytes.gradient * gradient_buffers(recipe, here);
   else if (stage == 1)
     memory.gradients = count * (bytes.gradient * gradient_buffers(recipe, here) + 4 / ranks);

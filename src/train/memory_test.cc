@@ -1,0 +1,103 @@
+// What ranks hold beside what plan/memory.h says they will. TUTTI_TABLE=1 prints docs/memory.md's
+// table of it.
+#include <cmath>
+#include <cstdio>
+
+#include "plan/memory.h"
+#include "train/layout_runs.h"
+
+namespace tutti::train {
+namespace {
+
+recipe::Recipe measured() {
+  recipe::Recipe r = base("llama");
+  r.model = recipe::Model();
+  r.model.vocab = 37, r.model.layers = 3, r.model.embed = 128, r.model.heads = 4;
+  r.model = nn::resolve(r.model, sequence);
+  r.batch = {24, 2};
+  r.parallel.engine = "mesh";
+  return r;
+}
+
+struct Held {
+  std::vector<parallel::StageParameters::Memory> ranks;
+  std::vector<int> peaks;  // of activations of stages
+};
+
+Held hold(const recipe::Recipe& recipe) {
+  const int ranks = static_cast<int>(recipe.parallel.workers);
+  std::vector<std::unique_ptr<LanguageTask>> tasks;
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto model = nn::make_model(recipe.model);
+    nn::initialise(*model, 7);
+    tasks.push_back(std::make_unique<LanguageTask>(model, recipe));
+  }
+  Held held;
+  held.ranks.resize(tasks.size());
+  held.peaks.resize(tasks.size());
+  parallel::on_ranks(ranks, [&](int rank, const std::shared_ptr<collective::Group>& group) {
+    const auto at = static_cast<std::size_t>(rank);
+    parallel::MeshEngine engine(recipe, *tasks[at], plan::make_layout(recipe), group);
+    parallel::StepInput input;
+    input.lr = 0.02;
+    input.batches = [](std::int64_t id) { return batch_of(0, id); };
+    engine.step(input);
+    held.ranks[at] = engine.memory();
+    held.peaks[at] = engine.peak_activations();
+  });
+  return held;
+}
+
+bool table() { return std::getenv("TUTTI_TABLE") != nullptr; }
+
+void check_state(const recipe::Recipe& recipe) {
+  INFO(text_of(recipe));
+  const plan::Layout layout = plan::make_layout(recipe);
+  const Held held = hold(recipe);
+  const auto& p = recipe.parallel;
+  for (int rank = 0; rank < p.workers; ++rank) {
+    INFO("rank " << rank);
+    const auto& is = held.ranks[static_cast<std::size_t>(rank)];
+    const plan::RankMemory said = plan::memory_of(recipe, layout, rank);
+    CHECK(static_cast<double>(is.parameters) == doctest::Approx(said.parameters).epsilon(0.1));
+    CHECK(static_cast<double>(is.gradients) == doctest::Approx(said.gradients).epsilon(0.1));
+    CHECK(static_cast<double>(is.optimizer) == doctest::Approx(said.optimizer).epsilon(0.1));
+    if (!table() || rank > 0) continue;
+    const auto kb = [](double bytes) { return std::lround(bytes / 1000); };
+    std::printf("| %ld | %ld | %ld | %ld | %ld / %ld | %ld / %ld | %ld / %ld |\n", p.workers,
+                p.pipeline, p.zero, layout.shard ? long(layout.shard) : 1L,
+                kb(static_cast<double>(is.parameters)), kb(said.parameters),
+                kb(static_cast<double>(is.gradients)), kb(said.gradients),
+                kb(static_cast<double>(is.optimizer)), kb(said.optimizer));
+  }
+}
+
+TEST_CASE("memory: what ranks hold is what the formulas say, for each ZeRO stage and shard") {
+  recipe::Recipe recipe = measured();
+  recipe::Parallel& p = recipe.parallel;
+  for (p.workers = 1; p.workers <= 4; ++p.workers)
+    for (p.zero = 0; p.zero <= 3; ++p.zero)
+      for (p.shard = 0; p.shard <= 2; p.shard += 2) {
+        if (p.shard >= p.workers) continue;   // as 0
+        recipe.batch.global = 8 * p.workers;  // four micro-batches a rank: a whole tree
+        if (legal(recipe)) check_state(recipe);
+      }
+}
+
+TEST_CASE("memory: and in pipelines, whose waiting activations depend on no batch size") {
+  recipe::Recipe recipe = measured();
+  recipe::Parallel& p = recipe.parallel;
+  for (p.workers = p.pipeline = 2; p.pipeline <= 3; p.workers = ++p.pipeline) {
+    check_state(recipe);
+    for (const std::int64_t micro_batches : {6, 12}) {
+      recipe.batch.global = 2 * micro_batches;
+      const Held held = hold(recipe);
+      for (std::int64_t rank = 0; rank < p.pipeline; ++rank)
+        CHECK(held.peaks[static_cast<std::size_t>(rank)] == p.pipeline - rank);
+    }
+    recipe.batch.global = 24;
+  }
+}
+
+}  // namespace
+}  // namespace tutti::train
