@@ -15,6 +15,7 @@ void add_worker_verbs(CLI::App& app, Action& chosen);  // eval, generate, export
 void add_tokenize(CLI::App& app, Action& chosen);
 void add_tokenizer(CLI::App& app, Action& chosen);
 void add_recipe(CLI::App& app, Action& chosen);
+void add_layout(CLI::App& app, Action& chosen);
 void add_parity(CLI::App& app, Action& chosen);
 void add_checkpoint(CLI::App& app, Action& chosen);
 void add_doctor(CLI::App& app, Action& chosen);

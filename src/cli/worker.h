@@ -1,7 +1,7 @@
 // `tutti-worker`, the executable beside ours that has libtorch in it:
 //   tutti-worker train --run DIR [--resume]      one rank of a run, told by TUTTI_RANK and the like
 //   tutti-worker eval|generate|export DIR ...    the flags of the verb of the same name
-//   tutti-worker parity --recipe=YAML ...        the recipe whole
+//   tutti-worker parity|layout --recipe=YAML ... the recipe whole
 #pragma once
 #include <string>
 #include <vector>

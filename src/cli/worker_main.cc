@@ -10,9 +10,11 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/version.h"
+#include "data/tokenizer.h"
 #include "nn/generate.h"
 #include "nn/hugging_face.h"
 #include "recipe/parse.h"
+#include "train/layout_text.h"
 #include "train/parity.h"
 #include "train/parity_report.h"
 #include "train/restore.h"
@@ -128,11 +130,23 @@ int export_model(const Arguments& arguments) {
   return exit_ok;
 }
 
-int parity(const Arguments& arguments) {
-  const recipe::Recipe recipe = recipe::parse(arguments.get("recipe", ""), "the recipe", {},
-                                              fs::current_path(), recipe::Inputs::none)
-                                    .recipe;
+recipe::Recipe whole_recipe(const Arguments& arguments) {
+  recipe::Recipe recipe = recipe::parse(arguments.get("recipe", ""), "the recipe", {},
+                                        fs::current_path(), recipe::Inputs::none)
+                              .recipe;
   train::prepare_process(recipe);
+  return recipe;
+}
+
+int layout(const Arguments& arguments) {
+  const recipe::Recipe recipe = whole_recipe(arguments);
+  const auto tokenizer = data::open_tokenizer(recipe.data.tokenizer);
+  std::cout << train::layout_text(recipe, tokenizer->vocab_size());
+  return exit_ok;
+}
+
+int parity(const Arguments& arguments) {
+  const recipe::Recipe recipe = whole_recipe(arguments);
   train::ParityOptions options;
   options.precision = arguments.get("precision", options.precision);
   options.steps = std::stoll(arguments.get("steps", "2"));
@@ -154,6 +168,7 @@ int run(int argc, char** argv) {
   if (verb == "train") return train(arguments);
   if (verb == "eval") return eval(arguments);
   if (verb == "generate") return generate(arguments);
+  if (verb == "layout") return layout(arguments);
   if (verb == "parity") return parity(arguments);
   if (verb == "export") return export_model(arguments);
   throw ConfigError("tutti-worker is started by tutti: see tutti --help");

@@ -47,6 +47,7 @@ class MeshEngine : public Engine, private StageGradients {
 
   StageParameters::Memory memory() const;
   MeshSpread& spread() { return spread_; }
+  const std::vector<Cut>& cuts() const { return cuts_; }  // of this rank, in the model's order
   // The most activations of stages that were held at once in the last step.
   int peak_activations() const { return peak_activations_; }
 

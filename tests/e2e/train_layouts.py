@@ -51,6 +51,15 @@ class Layouts(RealRuns):
                          "uncut-norm", code=1)
         self.assertIn("norm", bad.stdout)
 
+    def test_layout_show(self):
+        told = self.tutti("layout", "show", "tiny.yaml", *self.sets(*MESH, P + "tensor=2",
+                                                                    P + "workers=2")).stdout
+        self.assertRegex(told, r"layers\.\*\.self_attn\.o_proj\.weight +\[32 x 32\] +Shard\(1\) on "
+                               r"tensor: \[32 x 16\] +x 2")
+        self.assertRegex(told, r"o_proj\.weight +Partial -> Shard\(0\) +reduce-scatter / all-gather")
+        alone = self.tutti("layout", "show", "tiny.yaml").stdout
+        self.assertIn("no conversion within the model", alone)
+
     @staticmethod
     def sets(*settings):
         return [word for setting in settings for word in ("--set", setting)]

@@ -1,0 +1,53 @@
+// tutti layout show RECIPE: where each parameter lies, and which collectives a step has.
+#include <memory>
+
+#include "cli/verbs.h"
+#include "cli/worker.h"
+#include "launch/cores.h"
+#include "plan/layout.h"
+#include "recipe/check.h"
+#include "recipe/parse.h"
+#include "recipe/show.h"
+
+namespace tutti::cli {
+namespace {
+
+struct Options {
+  std::string file;
+  std::vector<std::string> overrides;
+};
+
+// Data may lie on another machine; a tokenizer that is yet to be learnt has so many ids.
+int show(const Options& options) {
+  recipe::Recipe recipe =
+      recipe::load(options.file, options.overrides, recipe::Inputs::none, plan::layout_violations)
+          .recipe;
+  recipe::resolve(recipe, launch::usable_cores());
+  if (const auto vocab = recipe::learnt_vocab(recipe.data.tokenizer)) {
+    recipe.data.tokenizer = "bytes";
+    if (recipe.model.vocab == 0) recipe.model.vocab = *vocab;
+  }
+  become_worker({"layout", "--recipe=" + recipe::to_yaml(recipe)});
+}
+
+}  // namespace
+
+void add_layout(CLI::App& app, Action& chosen) {
+  CLI::App* group = app.add_subcommand("layout", "look at how a recipe spreads its model");
+  group->require_subcommand(1);
+  group->footer(example("tutti layout show recipes/gpt2_tiny.yaml"));
+  CLI::App* verb = group->add_subcommand(
+      "show", "each parameter's place, each collective of a step with its bytes");
+  auto options = std::make_shared<Options>();
+  verb->add_option("RECIPE", options->file, "a YAML file")->required();
+  verb->add_option("--set", options->overrides, "a.b=c: overrides a field")
+      ->type_name("FIELD=VALUE")
+      ->expected(1)
+      ->take_all();
+  verb->footer(
+      example("tutti layout show recipes/gpt2_tiny.yaml --set parallel.engine=mesh --set "
+              "parallel.workers=2 --set parallel.tensor=2"));
+  verb->callback([options, &chosen] { chosen = [options]() -> int { return show(*options); }; });
+}
+
+}  // namespace tutti::cli

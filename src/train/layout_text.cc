@@ -1,0 +1,159 @@
+#include "train/layout_text.h"
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <thread>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "parallel/mesh_engine.h"
+#include "train/language.h"
+
+namespace tutti::train {
+namespace {
+
+// One rank as it is after the step.
+struct Rank {
+  std::unique_ptr<LanguageTask> task;
+  std::unique_ptr<parallel::MeshEngine> engine;
+  std::vector<parallel::Boundary> boundaries;
+  std::exception_ptr error;
+};
+
+void run_rank(const recipe::Recipe& recipe, const plan::Layout& layout,
+              const std::shared_ptr<collective::Group>& group, Rank& rank) {
+  auto model = nn::make_model(recipe.model);
+  nn::initialise(*model, recipe.seed);
+  rank.task = std::make_unique<LanguageTask>(model, recipe);
+  rank.engine = std::make_unique<parallel::MeshEngine>(recipe, *rank.task, layout, group);
+  rank.engine->spread().trace(true);
+  parallel::StepInput input;
+  input.batches = [&](std::int64_t) -> parallel::Batch {
+    const auto tokens = torch::zeros({recipe.batch.micro, recipe.data.sequence}, torch::kLong);
+    return {tokens, tokens};
+  };
+  rank.engine->step(input);
+  rank.boundaries = rank.engine->spread().take_trace();
+}
+
+std::vector<Rank> run_ranks(const recipe::Recipe& recipe, const plan::Layout& layout) {
+  const auto groups = collective::make_thread_groups(static_cast<int>(recipe.parallel.workers));
+  std::vector<Rank> ranks(groups.size());
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < groups.size(); ++r)
+    threads.emplace_back([&, r] {
+      try {
+        run_rank(recipe, layout, groups[r], ranks[r]);
+      } catch (const std::exception& error) {
+        ranks[r].error = std::current_exception();
+        groups[r]->abort(error.what());
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const Rank& rank : ranks)
+    if (rank.error) std::rethrow_exception(rank.error);
+  return ranks;
+}
+
+// "model.layers.3.mlp" -> "model.layers.*.mlp"
+std::string without_index(const std::string& name) {
+  std::vector<std::string> words = split(name, '.');
+  for (std::string& word : words)
+    if (!word.empty() &&
+        std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; }))
+      word = "*";
+  return join(words, ".");
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::vector<std::string> sizes;
+  for (const std::int64_t size : shape) sizes.push_back(str(size));
+  return "[" + join(sizes, " x ") + "]";
+}
+
+std::string padded(std::string text, std::size_t width) {
+  text.resize(std::max(width, text.size() + 2), ' ');
+  return text;
+}
+
+std::string zero_text(const recipe::Recipe& recipe, const plan::Layout& layout) {
+  static const char* const kept[] = {"nothing is sharded", "optimizer state",
+                                     "gradients and optimizer state",
+                                     "weights, gradients and optimizer state"};
+  const auto zero = static_cast<std::size_t>(recipe.parallel.zero);
+  return zero == 0 ? str(kept[0], " over ", layout.data, " data ranks")
+                   : str(kept[zero], " in ", layout.shard, " shards, ", layout.replica,
+                         " replicas of each");
+}
+
+// Rows of equal parameters of all layers are one.
+std::string parameters_text(const std::vector<Rank>& ranks, const plan::Layout& layout) {
+  std::vector<std::string> order;
+  std::map<std::string, int> counts;
+  const auto& cuts = ranks[0].engine->cuts();
+  for (const parallel::Cut& cut : cuts) {
+    const bool sliced = cut.type.kind == nn::Type::Kind::shard;
+    const std::string row =
+        padded(without_index(cut.name), 52) + padded(shape_text(cut.shape), 18) +
+        (layout.mesh.size("tensor") == 1 ? "whole"
+         : sliced ? str(to_text(cut.type), " on tensor: ", shape_text(cut.local_shape()))
+                  : std::string("Replicate on tensor"));
+    if (counts[row]++ == 0) order.push_back(row);
+  }
+  std::string text;
+  for (const std::string& row : order)
+    text += "  " + row + (counts[row] > 1 ? str("  x ", counts[row]) : "") + "\n";
+  return text;
+}
+
+std::string boundaries_text(const std::vector<Rank>& ranks) {
+  std::vector<std::string> order;
+  std::map<std::string, int> counts;
+  for (const parallel::Boundary& b : ranks[0].boundaries) {
+    const std::string row =
+        padded(without_index(b.at), 52) + padded(to_text(b.from) + " -> " + to_text(b.to), 24) +
+        padded(str(b.forward, " / ", b.backward), 30) + human_bytes(static_cast<double>(b.bytes));
+    if (counts[row]++ == 0) order.push_back(row);
+  }
+  std::string text;
+  for (const std::string& row : order)
+    text += "  " + row + (counts[row] > 1 ? str("  x ", counts[row]) : "") + "\n";
+  return text;
+}
+
+}  // namespace
+
+std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab) {
+  recipe::Recipe recipe = asked;
+  recipe.model = make_language_model(recipe, vocab)->config();
+  recipe.model.from.clear();
+  const plan::Layout layout = plan::make_layout(recipe);
+  const std::vector<Rank> ranks = run_ranks(recipe, layout);
+  std::string text = str(layout.mesh.describe(), "\ndata: ", zero_text(recipe, layout), "\n");
+  if (layout.stages.size() > 1) {
+    text += str("pipeline: ", layout.schedule.kind, ", layers of its stages");
+    for (std::size_t s = 0; s < layout.stages.size(); ++s)
+      text += str(" ", layout.stages[s].end - layout.stages[s].begin, " (rank ",
+                  layout.schedule.rank_of[s], ")");
+    text += "\n";
+  }
+  text += "\nparameters: global shape, and what the first tensor rank holds\n" +
+          parameters_text(ranks, layout);
+  const std::string boundaries = boundaries_text(ranks);
+  text +=
+      boundaries.empty()
+          ? "\nno conversion within the model\n"
+          : "\nconversions of a step on rank 0: forward / backward, bytes of the whole tensor\n" +
+                boundaries;
+  text += "\nbytes a rank between steps: weights, gradients, optimizer state\n";
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const auto memory = ranks[r].engine->memory();
+    text += str("  rank ", r, "  ", human_bytes(static_cast<double>(memory.parameters)), "  ",
+                human_bytes(static_cast<double>(memory.gradients)), "  ",
+                human_bytes(static_cast<double>(memory.optimizer)), "\n");
+  }
+  return text;
+}
+
+}  // namespace tutti::train
