@@ -39,11 +39,7 @@ void add_layout(CLI::App& app, Action& chosen) {
   CLI::App* verb = group->add_subcommand(
       "show", "each parameter's place, each collective of a step with its bytes");
   auto options = std::make_shared<Options>();
-  verb->add_option("RECIPE", options->file, "a YAML file")->required();
-  verb->add_option("--set", options->overrides, "a.b=c: overrides a field")
-      ->type_name("FIELD=VALUE")
-      ->expected(1)
-      ->take_all();
+  add_recipe_options(verb, options->file, options->overrides);
   verb->footer(
       example("tutti layout show recipes/gpt2_tiny.yaml --set parallel.engine=mesh --set "
               "parallel.workers=2 --set parallel.tensor=2"));

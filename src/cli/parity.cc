@@ -49,11 +49,7 @@ void add_parity(CLI::App& app, Action& chosen) {
   CLI::App* verb =
       app.add_subcommand("parity", "whether a recipe's layout trains the model of one device");
   auto options = std::make_shared<Options>();
-  verb->add_option("RECIPE", options->file, "a YAML file")->required();
-  verb->add_option("--set", options->overrides, "a.b=c: overrides a field")
-      ->type_name("FIELD=VALUE")
-      ->expected(1)
-      ->take_all();
+  add_recipe_options(verb, options->file, options->overrides);
   verb->add_option("--precision", options->precision, "in which both run")
       ->check(CLI::IsMember({"fp64", "fp32"}))
       ->capture_default_str();

@@ -27,11 +27,7 @@ recipe::Recipe read(const Options& options) {
 CLI::App* add_file_verb(CLI::App* group, const std::shared_ptr<Options>& options, const char* name,
                         const char* help) {
   CLI::App* verb = group->add_subcommand(name, help);
-  verb->add_option("RECIPE", options->file, "a YAML file")->required();
-  verb->add_option("--set", options->overrides, "a.b=c: overrides a field")
-      ->type_name("FIELD=VALUE")
-      ->expected(1)
-      ->take_all();
+  add_recipe_options(verb, options->file, options->overrides);
   verb->footer(example(std::string("tutti recipe ") + name + " recipes/shakespeare.yaml"));
   return verb;
 }

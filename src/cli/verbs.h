@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace tutti::cli {
 
@@ -20,6 +21,16 @@ void add_parity(CLI::App& app, Action& chosen);
 void add_checkpoint(CLI::App& app, Action& chosen);
 void add_doctor(CLI::App& app, Action& chosen);
 void add_version(CLI::App& app, Action& chosen);
+
+// RECIPE and --set, of the verbs that look at a recipe. Both must outlive the parsing.
+inline void add_recipe_options(CLI::App* verb, std::string& file,
+                               std::vector<std::string>& overrides) {
+  verb->add_option("RECIPE", file, "a YAML file")->required();
+  verb->add_option("--set", overrides, "a.b=c: overrides a field")
+      ->type_name("FIELD=VALUE")
+      ->expected(1)
+      ->take_all();
+}
 
 // What --help ends with; tests run it.
 inline std::string example(const std::string& command) { return "Example:\n  " + command + "\n"; }

@@ -6,13 +6,6 @@
 #include "base/error.h"
 
 namespace tutti::parallel {
-namespace {
-
-constexpr std::int64_t alignment = 16;  // elements: one AVX-512 register of floats
-
-std::int64_t aligned(std::int64_t size) { return (size + alignment - 1) / alignment * alignment; }
-
-}  // namespace
 
 FlatParameters::FlatParameters(torch::nn::Module& module, torch::ScalarType compute_type) {
   torch::NoGradGuard no_grad;

@@ -13,6 +13,10 @@
 
 namespace tutti::parallel {
 
+// Where the piece after one of `size` elements may begin: a multiple of 16, one AVX-512 register of
+// floats.
+inline std::int64_t aligned(std::int64_t size) { return (size + 15) / 16 * 16; }
+
 struct Piece {
   std::string name;  // the parameter's global name
   std::vector<std::int64_t> shape;

@@ -8,26 +8,13 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fault.h"
-#include "base/rng.h"
+#include "parallel/step_parts.h"
 #include "parallel/whole_task.h"
 
 namespace tutti::parallel {
 namespace {
 
 constexpr std::int64_t votes = 2;  // stop, elapsed
-
-torch::ScalarType compute_type(const std::string& precision) {
-  if (precision == "bf16") return torch::kBFloat16;
-  if (precision == "fp16") return torch::kHalf;
-  return torch::kFloat;
-}
-
-// Adds micro-batch losses along the same tree as their gradients.
-double tree_sum(const double* values, std::int64_t count) {
-  if (count == 1) return values[0];
-  const std::int64_t split = comm::split_of(static_cast<int>(count));
-  return tree_sum(values, split) + tree_sum(values + split, count - split);
-}
 
 std::unique_ptr<StagedTask> adaptor_of(Task& task, const plan::Layout& layout) {
   if (dynamic_cast<StagedTask*>(&task)) return nullptr;
@@ -254,9 +241,7 @@ void MeshEngine::run_micro_batches(const StepInput& input, StepOutcome& outcome)
   step.batch = [&](int i) { return input.batches(ids_[static_cast<std::size_t>(i)]); };
   step.before_forward = [&](int i) {
     const int id = ids_[static_cast<std::size_t>(i)];
-    // A module that draws from torch's generator draws by step and micro-batch (promise 4).
-    torch::manual_seed(RandomStream(recipe_.seed, "micro-batch", static_cast<std::uint64_t>(id))
-                           .below(std::uint64_t{1} << 62, static_cast<std::uint64_t>(input.step)));
+    seed_micro_batch(recipe_.seed, input.step, id);
     task_.at(input.step, id);
   };
   step.loss = [&](int i, const Loss& loss) {

@@ -7,25 +7,12 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "base/rng.h"
+#include "parallel/step_parts.h"
 
 namespace tutti::parallel {
 namespace {
 
 constexpr std::int64_t votes = 2;  // stop, elapsed
-
-torch::ScalarType compute_type(const std::string& precision) {
-  if (precision == "bf16") return torch::kBFloat16;
-  if (precision == "fp16") return torch::kHalf;
-  return torch::kFloat;
-}
-
-// Adds micro-batch losses along the same tree as their gradients.
-double tree_sum(const double* values, std::int64_t count) {
-  if (count == 1) return values[0];
-  const std::int64_t split = comm::split_of(static_cast<int>(count));
-  return tree_sum(values, split) + tree_sum(values + split, count - split);
-}
 
 std::vector<comm::Arrival> local_arrivals(const recipe::Recipe& recipe,
                                           const comm::ReductionPlan& plan, int rank) {
@@ -222,9 +209,7 @@ void ReplicatedEngine::run_micro_batch(std::int64_t id, std::size_t index, const
   const double start = clock.now();
   const Batch batch = input.batches(id);
   const double data_end = clock.now();
-  // A module that draws from torch's generator draws by step and micro-batch (promise 4).
-  torch::manual_seed(RandomStream(recipe_.seed, "micro-batch", static_cast<std::uint64_t>(id))
-                         .below(std::uint64_t{1} << 62, static_cast<std::uint64_t>(input.step)));
+  seed_micro_batch(recipe_.seed, input.step, id);
   task_.at(input.step, id);
 
   slot_ = arrivals_[index].slot;

@@ -12,10 +12,6 @@
 namespace tutti::parallel {
 namespace {
 
-constexpr std::int64_t alignment = 16;  // elements: one AVX-512 register of floats
-
-std::int64_t aligned(std::int64_t size) { return (size + alignment - 1) / alignment * alignment; }
-
 std::int64_t bytes_of(const torch::Tensor& t) {
   return t.defined() ? t.numel() * static_cast<std::int64_t>(t.element_size()) : 0;
 }
