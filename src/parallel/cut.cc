@@ -1,5 +1,7 @@
 #include "parallel/cut.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "mesh/placement.h"
 
@@ -15,6 +17,26 @@ torch::Tensor box_view(torch::Tensor whole, const Box& box) {
 bool on_tensor_axis(const std::map<std::string, std::string>& rules, const std::string& axis) {
   const auto rule = rules.find(axis);
   return rule != rules.end() && rule->second == "tensor";
+}
+
+bool folds(const std::vector<std::string>& axes, const CutRanks& size) {
+  return size.expert * size.expert_tensor > 1 &&
+         std::find(axes.begin(), axes.end(), "expert") != axes.end();
+}
+
+Cut fold(Cut cut, const std::vector<std::string>& axes, const CutRanks& size,
+         const CutRanks& index) {
+  cut.folded = true;
+  const auto narrow = [&](std::size_t d, int ranks, int rank) {
+    const Slice slice = slice_of(cut.shape[d], ranks, rank);
+    cut.boxes[0].offset[d] = slice.begin;
+    cut.boxes[0].size[d] = slice.size;
+  };
+  for (std::size_t d = 0; d < axes.size(); ++d) {
+    if (axes[d] == "expert") narrow(d, size.expert, index.expert);
+    if (axes[d] == "mlp") narrow(d, size.expert_tensor, index.expert_tensor);
+  }
+  return cut;
 }
 
 Cut cut_along(Cut cut, int dim, const nn::Grain& grain, int size, int index) {
@@ -45,14 +67,34 @@ std::vector<std::int64_t> Cut::local_shape() const {
   return local;
 }
 
+int parts_of(const Cut& cut, const CutRanks& size) {
+  if (cut.folded) return size.expert * size.expert_tensor;
+  return cut.type.kind == nn::Type::Kind::shard ? size.tensor : 1;
+}
+
+int part_of(const Cut& cut, const CutRanks& size, const CutRanks& index) {
+  if (cut.folded) return index.expert * size.expert_tensor + index.expert_tensor;
+  return cut.type.kind == nn::Type::Kind::shard ? index.tensor : 0;
+}
+
+CutRanks holder_of(int part, const CutRanks& size) {
+  return {std::min(part, size.tensor - 1), std::min(part / size.expert_tensor, size.expert - 1),
+          part % size.expert_tensor};
+}
+
 std::vector<Cut> cut_parameters(
     const std::vector<std::pair<std::string, std::vector<std::int64_t>>>& parameters,
-    const Axes& axes, const std::map<std::string, std::string>& rules, int size, int index) {
+    const Axes& axes, const std::map<std::string, std::string>& rules, const CutRanks& size,
+    const CutRanks& index) {
   std::vector<Cut> cuts;
   for (const auto& [name, shape] : parameters) {
     Cut cut{name, shape, {}, 0, {whole(shape)}, {0, shape.empty() ? 1 : shape[0]}};
     const auto named = axes.of.find(name);
-    for (std::size_t d = 0; size > 1 && named != axes.of.end() && d < shape.size(); ++d) {
+    if (named != axes.of.end() && folds(named->second, size)) {
+      cuts.push_back(fold(std::move(cut), named->second, size, index));
+      continue;
+    }
+    for (std::size_t d = 0; size.tensor > 1 && named != axes.of.end() && d < shape.size(); ++d) {
       const std::string& axis = named->second[d];
       if (!on_tensor_axis(rules, axis)) continue;
       if (cut.type.kind == nn::Type::Kind::shard)
@@ -61,7 +103,8 @@ std::vector<Cut> cut_parameters(
                             str("set ", axis, ": none")}});
       const auto grain = axes.grain.find(axis);
       cut = cut_along(std::move(cut), static_cast<int>(d),
-                      grain == axes.grain.end() ? nn::Grain{} : grain->second, size, index);
+                      grain == axes.grain.end() ? nn::Grain{} : grain->second, size.tensor,
+                      index.tensor);
     }
     cuts.push_back(std::move(cut));
   }

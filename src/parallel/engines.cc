@@ -18,14 +18,6 @@ std::unique_ptr<Engine> make_replicated(const recipe::Recipe& recipe, Task& task
 
 std::unique_ptr<Engine> make_mesh(const recipe::Recipe& recipe, Task& task,
                                   std::shared_ptr<collective::Group> world) {
-  for (const auto& [field, degree] :
-       {std::pair{"parallel.expert", recipe.parallel.expert},
-        std::pair{"parallel.expert_tensor", recipe.parallel.expert_tensor}})
-    if (degree > 1)
-      throw ConfigError({{field, "", str(degree),
-                          "must be 1: this version keeps each expert whole on every rank that "
-                          "trains its layer",
-                          str(field, " = 1; parallel.zero = 1 to 3 shards the experts too")}});
   return std::make_unique<MeshEngine>(recipe, task, plan::make_layout(recipe), std::move(world));
 }
 

@@ -25,6 +25,8 @@ void LocalState::add_run(const std::string& name, const Cut& cut, const Box& run
     const std::int64_t to = std::min(begin + part.size[d], run.offset[d] + run.size[d]);
     if (from < to) {
       Box box = run;
+      for (std::size_t other = 0; other < run.size.size(); ++other)
+        box.offset[other] += part.offset[other];
       box.offset[d] = part.offset[d] + from - begin;
       box.size[d] = to - from;
       add_piece(name, cut, box, values.narrow(cut.dim, from - run.offset[d], to - from), owned);

@@ -18,12 +18,15 @@ constexpr std::int64_t votes = 2;  // stop, elapsed
 
 std::unique_ptr<StagedTask> adaptor_of(Task& task, const plan::Layout& layout) {
   if (dynamic_cast<StagedTask*>(&task)) return nullptr;
-  for (const char* axis : {"tensor", "context", "pipeline"})
-    if (layout.mesh.size(axis) > 1)
-      throw ConfigError({{str("parallel.", axis), "", str(layout.mesh.size(axis)),
+  for (const char* axis : {"tensor", "context", "pipeline", "expert", "expert_tensor"}) {
+    const bool folded = std::string(axis).starts_with("expert");
+    const int size = (folded ? layout.experts : layout.mesh).size(axis);
+    if (size > 1)
+      throw ConfigError({{str("parallel.", axis), "", str(size),
                           "must be 1: the task is no parallel::StagedTask, so only its data can be "
                           "spread",
                           ""}});
+  }
   return std::make_unique<WholeTask>(task);
 }
 
@@ -36,12 +39,17 @@ MeshEngine::MeshEngine(const recipe::Recipe& recipe, Task& task, const plan::Lay
       task_(adaptor_ ? *adaptor_ : dynamic_cast<StagedTask&>(task)),
       layout_(layout),
       groups_(open_groups(layout, recipe.parallel, std::move(world))),
-      experts_(recipe.model.moe.experts, {{}, {}, groups_.context, groups_.tensor}),
+      experts_(recipe.model.moe.experts,
+               {groups_.expert, groups_.expert_tensor, groups_.context, groups_.tensor}),
       spread_(groups_.tensor, recipe.parallel.sequence_parallel,
               groups_.context
                   ? std::make_unique<ContextAttention>(groups_.ring, groups_.ulysses,
                                                        recipe.parallel.context_kind == "gather")
                   : nullptr),
+      cut_ranks_{layout.mesh.size("tensor"), layout.experts.size("expert"),
+                 layout.experts.size("expert_tensor")},
+      cut_place_{MeshGroups::rank_of(groups_.tensor), MeshGroups::rank_of(groups_.expert),
+                 MeshGroups::rank_of(groups_.expert_tensor)},
       scaler_(recipe.precision == "fp16") {
   const torch::NoGradGuard no_grad;
   micro_batches_ = static_cast<int>(recipe.batch.global / recipe.batch.micro);
@@ -74,8 +82,7 @@ void MeshEngine::broadcast_all() {
   }
 }
 
-// The gradient table has room for the blocks of every tensor rank's part of every parameter, of
-// whole ones for tensor rank 0's.
+// The gradient table has room for the norm's blocks of every part of every parameter.
 void MeshEngine::cut_all() {
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> shapes;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -86,23 +93,25 @@ void MeshEngine::cut_all() {
     shapes.emplace_back(named.key(), parameter.sizes().vec());
     parameters_.push_back(parameter);
   }
-  const int tensor = MeshGroups::size_of(groups_.tensor);
+  const auto cuts_at = [&](const CutRanks& place) {
+    return cut_parameters(shapes, task_.axes(), layout_.rules, cut_ranks_, place);
+  };
+  cuts_ = cuts_at(cut_place_);
   std::int64_t size = 2 * micro_batches_ + votes;
-  for (int t = 0; t < tensor; ++t) {
-    auto cuts = cut_parameters(shapes, task_.axes(), layout_.rules, tensor, t);
-    first_block_.emplace_back();
-    for (const Cut& cut : cuts) {
-      first_block_.back().push_back(size);
-      const bool counts = t == 0 || cut.type.kind == nn::Type::Kind::shard;
-      const Box local{std::vector<std::int64_t>(cut.local_shape().size(), 0), cut.local_shape()};
-      size += counts ? optim::norm_blocks(element_count(local)) : 0;
+  for (const Cut& cut : cuts_) blocks_.emplace_back(parts_of(cut, cut_ranks_) + 1);
+  const int most = std::max(cut_ranks_.tensor, cut_ranks_.expert * cut_ranks_.expert_tensor);
+  std::vector<std::vector<Cut>> all;
+  for (int part = 0; part < most; ++part) all.push_back(cuts_at(holder_of(part, cut_ranks_)));
+  for (std::size_t p = 0; p < cuts_.size(); ++p) {
+    for (std::size_t part = 0; part + 1 < blocks_[p].size(); ++part) {
+      blocks_[p][part] = size;
+      size += optim::norm_blocks(element_count(whole(all[part][p].local_shape())));
     }
-    first_block_.back().push_back(size);
-    if (t == MeshGroups::rank_of(groups_.tensor)) cuts_ = std::move(cuts);
+    blocks_[p].back() = size;
   }
   table_ = torch::zeros({size}, torch::kDouble);
   for (std::size_t p = 0; p < cuts_.size(); ++p) {
-    if (cuts_[p].type.kind == nn::Type::Kind::shard)
+    if (parts_of(cuts_[p], cut_ranks_) > 1)
       parameters_[p].set_data(take(parameters_[p].detach(), cuts_[p]));
     spread_.set_cut(parameters_[p], cuts_[p]);
   }
@@ -147,39 +156,48 @@ void MeshEngine::make_stages() {
   }
   if (type_ != torch::kDouble) type_ = compute_type(recipe_.precision);
   const std::vector<nn::Stage> all = stages();
-  std::vector<bool> needed(cuts_.size());
   for (int s = 0; s < static_cast<int>(all.size()); ++s) {
     if (layout_.schedule.rank_of[static_cast<std::size_t>(s)] !=
         MeshGroups::rank_of(groups_.pipeline))
       continue;
-    const nn::Stage& stage = all[static_cast<std::size_t>(s)];
-    OwnStage own{s, {}, nullptr};
-    for (std::size_t p = 0; p < cuts_.size(); ++p)
-      if (task_.in_stage(stage, cuts_[p].name)) {
-        own.cuts.push_back(p);
-        needed[p] = true;
-      }
-    own.parameters = make_parameters(own, stage);
-    own_.push_back(std::move(own));
+    for (const bool experts : {false, true}) add_own(s, all[static_cast<std::size_t>(s)], experts);
+  }
+  std::vector<bool> needed(cuts_.size());
+  for (const OwnStage& own : own_) {
+    for (const std::size_t p : own.cuts) needed[p] = true;
+    sinks_[own.stage].parts.push_back(own.parameters.get());
   }
   for (std::size_t p = 0; p < cuts_.size(); ++p)
     if (!needed[p]) parameters_[p].set_data(torch::empty({0}, parameters_[p].options()));
+  if (recipe_.parallel.zero == 3)
+    spread_.on_unit([this](const std::string& unit, MeshSpread::Use use) { use_unit(unit, use); });
 }
 
-std::unique_ptr<StageParameters> MeshEngine::make_parameters(const OwnStage& own,
-                                                             const nn::Stage& stage) {
+void MeshEngine::add_own(int index, const nn::Stage& stage, bool experts) {
+  OwnStage own{index, experts, {}, task_.units(stage), nullptr};
+  for (std::size_t p = 0; p < cuts_.size(); ++p)
+    if (cuts_[p].folded == experts && task_.in_stage(stage, cuts_[p].name)) own.cuts.push_back(p);
+  if (own.cuts.empty() && experts) return;
+  own.parameters = make_parameters(own);
+  own_.push_back(std::move(own));
+}
+
+// The gradient of a part of the experts is, in each round of micro-batches, whole on its replicas'
+// ranks together: a rank of the replicas has one addend a round.
+std::unique_ptr<StageParameters> MeshEngine::make_parameters(const OwnStage& own) {
   StageParameters::Options options;
   options.compute_type = type_;
   options.reproducible = recipe_.reproducible;
   options.overlap = recipe_.parallel.overlap;
   options.zero = static_cast<int>(recipe_.parallel.zero);
   options.bucket_bytes = recipe_.parallel.bucket_bytes;
-  options.micro_batches = micro_batches_;
+  options.micro_batches =
+      own.experts ? static_cast<int>(ids_.size()) * groups_.expert_replicas.size() : micro_batches_;
   options.reshard_after_forward = recipe_.parallel.reshard_after_forward;
   options.prefetch = recipe_.parallel.prefetch;
-  options.units = task_.units(stage);
+  options.units = own.units;
   for (const auto& shared : shared_) options.alone.push_back(shared.first);
-  if (groups_.tensor || groups_.context)
+  if (!own.experts && (groups_.tensor || groups_.context))
     options.reduce_first = [this](const auto& flats, std::size_t first, std::size_t end,
                                   const std::vector<Piece>& pieces) {
       reduce_first(flats, first, end, pieces);
@@ -187,14 +205,15 @@ std::unique_ptr<StageParameters> MeshEngine::make_parameters(const OwnStage& own
   std::vector<StageParameters::Named> named;
   for (const std::size_t p : own.cuts)
     named.push_back({cuts_[p].name, parameters_[p], task_.input_first(cuts_[p].name)});
-  auto made = std::make_unique<StageParameters>(options, named, groups_.data, recipe_.optimizer);
-  if (options.zero == 3 && !options.units.empty())
-    spread_.on_unit([parameters = made.get(), units = options.units](const std::string& unit,
-                                                                     MeshSpread::Use use) {
-      const auto at = std::find(units.begin(), units.end(), unit);
-      if (at != units.end()) parameters->unit(static_cast<int>(at - units.begin()), use);
-    });
-  return made;
+  return std::make_unique<StageParameters>(
+      options, named, own.experts ? groups_.expert_replicas : groups_.data, recipe_.optimizer);
+}
+
+void MeshEngine::use_unit(const std::string& unit, MeshSpread::Use use) {
+  for (OwnStage& own : own_) {
+    const auto at = std::find(own.units.begin(), own.units.end(), unit);
+    if (at != own.units.end()) own.parameters->unit(static_cast<int>(at - own.units.begin()), use);
+  }
 }
 
 // Gradients that are addends over the tensor axis, and over the context axis, where each rank had
@@ -211,16 +230,23 @@ void MeshEngine::reduce_first(const std::vector<torch::Tensor>& flats, std::size
   }
 }
 
-MeshEngine::OwnStage& MeshEngine::own(int stage) {
-  const auto at =
-      std::find_if(own_.begin(), own_.end(), [&](const OwnStage& o) { return o.stage == stage; });
-  TUTTI_ASSERT(at != own_.end());
-  return *at;
+nn::GradSink::Target MeshEngine::Sink::target(const torch::Tensor& parameter) {
+  for (StageParameters* part : parts)
+    if (const Target found = part->target(parameter); found.grad.defined()) return found;
+  return {};
 }
 
-void MeshEngine::begin(int stage, int micro_batch) { own(stage).parameters->begin(micro_batch); }
-nn::GradSink& MeshEngine::sink(int stage) { return *own(stage).parameters; }
-void MeshEngine::end(int stage, int /*micro_batch*/) { own(stage).parameters->end(); }
+void MeshEngine::Sink::ready(const torch::Tensor& parameter) {
+  for (StageParameters* part : parts) part->ready(parameter);
+}
+
+void MeshEngine::begin(int stage, int micro_batch) {
+  for (StageParameters* part : sinks_.at(stage).parts) part->begin(micro_batch);
+}
+nn::GradSink& MeshEngine::sink(int stage) { return sinks_.at(stage); }
+void MeshEngine::end(int stage, int /*micro_batch*/) {
+  for (StageParameters* part : sinks_.at(stage).parts) part->end();
+}
 
 Pipeline& MeshEngine::pipeline_for(int micro_batches) {
   const auto found = pipelines_.find(micro_batches);
@@ -278,21 +304,27 @@ void MeshEngine::sum_shared() {
         }
 }
 
-// Of what several ranks hold alike, one writes: the first of the context axis, of the tensor axis
-// if it is not cut, of the stages that share it.
+// The first of the context axis, of the tensor axis if it is not cut, of the stages that share it.
+// Experts that are dealt over ranks lie on none of these twice.
+bool MeshEngine::answers_for(const Cut& cut) const {
+  if (cut.folded) return true;
+  const auto shared = shared_.find(cut.name);
+  return MeshGroups::rank_of(groups_.context) == 0 &&
+         (parts_of(cut, cut_ranks_) > 1 || MeshGroups::rank_of(groups_.tensor) == 0) &&
+         (shared == shared_.end() || shared->second->rank() == 0);
+}
+
 void MeshEngine::write_squares() {
-  if (MeshGroups::rank_of(groups_.context) != 0 && !fault("context-norm")) return;
-  const int tensor = MeshGroups::rank_of(groups_.tensor);
-  double* table = table_.data_ptr<double>();
+  const auto wrong = [&](const Cut& cut) {
+    return fault("context-norm") || (fault("uncut-norm") && parts_of(cut, cut_ranks_) == 1);
+  };
   for (const OwnStage& own : own_) {
     std::vector<double*> blocks;
     for (const std::size_t p : own.cuts) {
-      const auto shared = shared_.find(cuts_[p].name);
-      const bool cut = cuts_[p].type.kind == nn::Type::Kind::shard;
-      const bool counts = (tensor == 0 || cut || fault("uncut-norm")) &&
-                          (shared == shared_.end() || shared->second->rank() == 0);
-      const auto part = static_cast<std::size_t>(cut ? tensor : 0);
-      blocks.push_back(counts ? table + first_block_[part][p] : nullptr);
+      const auto part = static_cast<std::size_t>(part_of(cuts_[p], cut_ranks_, cut_place_));
+      blocks.push_back(answers_for(cuts_[p]) || wrong(cuts_[p])
+                           ? table_.data_ptr<double>() + blocks_[p][part]
+                           : nullptr);
     }
     own.parameters->write_squares(blocks);
   }
@@ -318,10 +350,11 @@ void MeshEngine::share_table(const StepInput& input, StepOutcome& outcome) {
 double MeshEngine::squared_norm() const {
   const double* table = table_.data_ptr<double>();
   std::vector<double> sums(cuts_.size(), 0);
-  for (const auto& first : first_block_)
-    for (std::size_t p = 0; p < cuts_.size(); ++p)
-      if (first[p] < first[p + 1])
-        sums[p] += optim::tree_sum(std::vector<double>(table + first[p], table + first[p + 1]));
+  for (std::size_t p = 0; p < cuts_.size(); ++p)
+    for (std::size_t part = 0; part + 1 < blocks_[p].size(); ++part)
+      if (blocks_[p][part] < blocks_[p][part + 1])
+        sums[p] += optim::tree_sum(
+            std::vector<double>(table + blocks_[p][part], table + blocks_[p][part + 1]));
   return optim::tree_sum(sums);
 }
 
@@ -392,10 +425,14 @@ double MeshEngine::evaluate(std::int64_t count, const BatchSource& batches) {
   const comm::Range mine = comm::even_ranges(
       static_cast<int>(count), groups_.data.size())[static_cast<std::size_t>(groups_.data.rank())];
   Pipeline::Step step;
-  step.batch = [&](int i) { return batches(mine.begin + i); };
+  // Ranks that send each other rows make as many passes; who has no batch left repeats one.
+  const int passes = experts_.spreads()
+                         ? (static_cast<int>(count) + groups_.data.size() - 1) / groups_.data.size()
+                         : mine.size();
+  step.batch = [&](int i) { return batches(i < mine.size() ? mine.begin + i : 0); };
   step.before_forward = [](int) {};
   step.loss = [&](int i, const Loss& loss) {
-    if (MeshGroups::rank_of(groups_.tensor) != 0) return;
+    if (MeshGroups::rank_of(groups_.tensor) != 0 || i >= mine.size()) return;
     sums[mine.begin + i] += loss.sum.item<double>();
     sums[count + mine.begin + i] += loss.count;
   };
@@ -404,7 +441,7 @@ double MeshEngine::evaluate(std::int64_t count, const BatchSource& batches) {
     const torch::NoGradGuard no_grad;
     const nn::SpreadScope scope(&spread_);
     const nn::ExpertSpreadScope experts(&experts_);
-    pipeline_for(layout_.schedule.micro_batches).evaluate(step, mine.size());
+    pipeline_for(layout_.schedule.micro_batches).evaluate(step, passes);
   }
   for (OwnStage& own : own_) own.parameters->release_all();
   task_.module().train(training);

@@ -47,15 +47,26 @@ class MeshEngine : public Engine, private StageGradients {
 
   StageParameters::Memory memory() const;
   MeshSpread& spread() { return spread_; }
+  MeshExperts& experts() { return experts_; }
   const std::vector<Cut>& cuts() const { return cuts_; }  // of this rank, in the model's order
   // The most activations of stages that were held at once in the last step.
   int peak_activations() const { return peak_activations_; }
 
  private:
+  // A stage's parameters, or those of its experts that are dealt over ranks: other ranks hold the
+  // same.
   struct OwnStage {
     int stage = 0;
+    bool experts = false;
     std::vector<std::size_t> cuts;  // of each of its parameters, in order: index in cuts_
+    std::vector<std::string> units;
     std::unique_ptr<StageParameters> parameters;
+  };
+  // Asks the stage's parameters in turn.
+  struct Sink : nn::GradSink {
+    std::vector<StageParameters*> parts;
+    Target target(const torch::Tensor& parameter) override;
+    void ready(const torch::Tensor& parameter) override;
   };
 
   void broadcast_all();
@@ -63,8 +74,9 @@ class MeshEngine : public Engine, private StageGradients {
   void make_stages();
   void find_shared();
   void learn_others();
-  std::unique_ptr<StageParameters> make_parameters(const OwnStage& own, const nn::Stage& stage);
-  OwnStage& own(int stage);
+  void add_own(int index, const nn::Stage& stage, bool experts);
+  std::unique_ptr<StageParameters> make_parameters(const OwnStage& own);
+  void use_unit(const std::string& unit, MeshSpread::Use use);
   std::vector<nn::Stage> stages() const;
   Pipeline& pipeline_for(int micro_batches);
 
@@ -78,6 +90,9 @@ class MeshEngine : public Engine, private StageGradients {
   void sum_shared();
   // Loss sum and count over all micro-batches, in the tree's order, the ranks' votes, the norm.
   void share_table(const StepInput& input, StepOutcome& outcome);
+  // Of what ranks that differ in more than data hold alike, whether this one is the one that counts
+  // and writes it.
+  bool answers_for(const Cut& cut) const;
   double squared_norm() const;
   void write_squares();
   std::string first_culprit();
@@ -98,6 +113,7 @@ class MeshEngine : public Engine, private StageGradients {
   std::vector<torch::Tensor> parameters_;
   std::vector<StateTensor> fixed_, moving_;  // frozen parameters; buffers
   std::vector<OwnStage> own_;
+  std::map<int, Sink> sinks_;  // by stage
   // Parameters of two stages (a tied embedding): name -> the ranks that hold it.
   std::map<std::string, std::shared_ptr<collective::Group>> shared_;
   std::map<int, Pipeline> pipelines_;  // by their number of micro-batches
@@ -105,8 +121,10 @@ class MeshEngine : public Engine, private StageGradients {
   std::vector<StateTensor> elsewhere_;  // empty pieces of what only other ranks hold
 
   int micro_batches_ = 1;
-  std::vector<int> ids_;                                // of this rank
-  std::vector<std::vector<std::int64_t>> first_block_;  // [tensor rank][parameter], in table_
+  std::vector<int> ids_;  // of this rank
+  CutRanks cut_ranks_, cut_place_;
+  // [parameter][part], where its norm's blocks begin in table_, and their end.
+  std::vector<std::vector<std::int64_t>> blocks_;
   torch::Tensor table_;  // fp64: loss sums, counts, votes, squares by blocks
   optim::LossScaler scaler_;
   std::int64_t updates_ = 0;

@@ -173,7 +173,7 @@ class Member {
     if (layout_.rules.empty()) rules["mlp"] = "tensor";
     rules.insert(layout_.rules.begin(), layout_.rules.end());
     for (const Cut& cut : cut_parameters(shapes, {model.axes(), model.grains()}, rules,
-                                         layout_.tensor, mesh_.coordinate(rank_, "tensor"))) {
+                                         {layout_.tensor}, {mesh_.coordinate(rank_, "tensor")})) {
       torch::Tensor parameter = model.named_parameters()[cut.name];
       parameter.set_data(take(parameter.detach(), cut));
       spread->set_cut(parameter, cut);

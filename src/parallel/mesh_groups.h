@@ -17,6 +17,9 @@ struct MeshGroups {
   std::shared_ptr<collective::Group> pipeline, tensor, context;
   // The context axis again, for attention: rank = ring * (ranks of ulysses) + ulysses.
   std::shared_ptr<collective::Group> ring, ulysses;
+  // The stage's ranks again, for experts: those that share them out, and those that hold the same.
+  std::shared_ptr<collective::Group> expert, expert_tensor;
+  DataRanks expert_replicas;
 
   static int size_of(const std::shared_ptr<collective::Group>& g) { return g ? g->size() : 1; }
   static int rank_of(const std::shared_ptr<collective::Group>& g) { return g ? g->rank() : 0; }

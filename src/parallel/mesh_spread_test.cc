@@ -128,8 +128,8 @@ std::pair<double, std::string> spread_difference(const recipe::Model& config, co
     std::vector<std::pair<std::string, std::vector<std::int64_t>>> shapes;
     for (const auto& p : model->named_parameters())
       shapes.emplace_back(p.key(), p.value().sizes().vec());
-    const auto cuts = cut_parameters(shapes, {model->axes(), model->grains()}, rules, layout.tensor,
-                                     mesh.coordinate(rank, "tensor"));
+    const auto cuts = cut_parameters(shapes, {model->axes(), model->grains()}, rules,
+                                     {layout.tensor}, {mesh.coordinate(rank, "tensor")});
     for (const Cut& cut : cuts) {
       torch::Tensor parameter = model->named_parameters()[cut.name];
       parameter.set_data(take(parameter.detach(), cut));

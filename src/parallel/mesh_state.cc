@@ -29,19 +29,15 @@ std::vector<std::string> all_gather_text(collective::Group& group, const std::st
 
 }  // namespace
 
-// Of the ranks that hold the same piece one writes it; replicas take turns.
+// Replicas take turns.
 void MeshEngine::add_pieces(LocalState& to, const OwnStage& own,
                             const std::vector<StageParameters::Held>& pieces) const {
-  const int tensor = MeshGroups::rank_of(groups_.tensor);
-  const bool first_context = MeshGroups::rank_of(groups_.context) == 0;
+  const DataRanks& ranks = own.parameters->ranks();
   for (const StageParameters::Held& held : pieces) {
     const Cut& cut = cuts_[own.cuts[held.piece]];
-    const auto shared = shared_.find(cut.name);
-    const int turn = static_cast<int>(own.cuts[held.piece]) % groups_.data.replicas();
+    const int turn = static_cast<int>(own.cuts[held.piece]) % ranks.replicas();
     to.add(held.name, cut, held.first, held.values,
-           first_context && turn == DataRanks::rank_of(groups_.data.replica) &&
-               (tensor == 0 || cut.type.kind == nn::Type::Kind::shard) &&
-               (shared == shared_.end() || shared->second->rank() == 0));
+           answers_for(cut) && turn == DataRanks::rank_of(ranks.replica));
   }
 }
 

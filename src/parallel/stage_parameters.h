@@ -115,6 +115,7 @@ class StageParameters : public nn::GradSink {
   void release_all();
 
   const std::vector<Piece>& pieces() const { return pieces_; }
+  const DataRanks& ranks() const { return ranks_; }
   // Elements of a piece that this rank's shard holds, per tensor of the state.
   struct Held {
     std::string name;  // "model/<parameter>", "optimizer.exp_avg/<parameter>"

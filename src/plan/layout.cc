@@ -1,5 +1,7 @@
 #include "plan/layout.h"
 
+#include <numeric>
+
 #include "plan/layout_rules.h"
 
 namespace tutti::plan {
@@ -67,6 +69,7 @@ Layout make_layout(const Recipe& recipe) {
   const int workers = size(p.workers), data = size(sizes.data);
   const int shard = p.zero == 0 ? 1 : p.shard == 0 ? data : size(p.shard);
   const std::int64_t folded = p.pipeline * p.expert * p.expert_tensor;
+  const int replicas = size(p.workers / folded);  // of an expert
   return {DeviceMesh({{"pipeline", size(p.pipeline)},
                       {"replica", data / shard},
                       {"shard", shard},
@@ -74,7 +77,7 @@ Layout make_layout(const Recipe& recipe) {
                       {"tensor", size(p.tensor)}},
                      workers),
           DeviceMesh({{"pipeline", size(p.pipeline)},
-                      {"expert_replica", size(p.workers / folded)},
+                      {"expert_replica", replicas},
                       {"expert", size(p.expert)},
                       {"expert_tensor", size(p.expert_tensor)}},
                      workers),
@@ -86,7 +89,10 @@ Layout make_layout(const Recipe& recipe) {
           layout_rules(p.rules),
           data,
           shard,
-          data / shard};
+          data / shard,
+          p.zero == 0    ? 1
+          : p.shard == 0 ? replicas
+                         : std::gcd(replicas, shard)};
 }
 
 }  // namespace tutti::plan

@@ -30,7 +30,12 @@ struct Layout {
   std::vector<StageLayers> stages;           // one a stage, in the model's order; all layers
   std::map<std::string, std::string> rules;  // logical axis -> mesh axis or "none", for all axes
   int data = 1, shard = 1, replica = 1;      // ranks; data = shard * replica; zero 0: shard is 1
+  // Shards of the experts' state, among ranks of expert_replica: all of them, or with hybrid shards
+  // as many of `shard` as divide them; zero 0: 1.
+  int expert_shard = 1;
 
+  // Whether experts are dealt over ranks, or cut over them.
+  bool folds_experts() const { return experts.size("expert") * experts.size("expert_tensor") > 1; }
   int data_rank(int rank) const;
 };
 

@@ -113,6 +113,7 @@ std::pair<double, std::string> difference(const State& a, const State& b) {
 struct Degrees {
   int data = 1, zero = 0, pipeline = 1, tensor = 1, context = 1;
   bool sequence_parallel = false;
+  int expert = 1, expert_tensor = 1, shard = 0;
 };
 
 recipe::Recipe spread(const Degrees& d) {
@@ -120,6 +121,8 @@ recipe::Recipe spread(const Degrees& d) {
   r.parallel.workers = d.data * d.pipeline * d.tensor * d.context;
   r.parallel.zero = d.zero, r.parallel.pipeline = d.pipeline, r.parallel.tensor = d.tensor;
   r.parallel.context = d.context, r.parallel.sequence_parallel = d.sequence_parallel;
+  r.parallel.expert = d.expert, r.parallel.expert_tensor = d.expert_tensor;
+  r.parallel.shard = d.shard;
   return r;
 }
 
@@ -129,6 +132,8 @@ void check(const Degrees& degrees, torch::ScalarType type, bool mesh, double tol
   CAPTURE(degrees.pipeline);
   CAPTURE(degrees.tensor);
   CAPTURE(degrees.context);
+  CAPTURE(degrees.expert);
+  CAPTURE(degrees.expert_tensor);
   const State alone = train(base(), type, false);
   const auto [worst, name] = difference(train(spread(degrees), type, mesh), alone);
   CAPTURE(name);
@@ -147,6 +152,28 @@ TEST_CASE("mixtures: tensor, sequence and context ranks train the same model") {
   check({.tensor = 2}, torch::kDouble, true, 1e-9);
   check({.tensor = 2, .sequence_parallel = true}, torch::kDouble, true, 1e-9);
   check({.context = 2}, torch::kDouble, true, 1e-9);
+}
+
+// Of 6 experts: runs of 3, of 2, and 2 2 2 0; over data, tensor and context ranks.
+TEST_CASE("mixtures: experts dealt over ranks and cut over them train the same model") {
+  check({.data = 2, .expert = 2}, torch::kDouble, true, 1e-9);
+  check({.data = 2, .expert_tensor = 2}, torch::kDouble, true, 1e-9);
+  check({.data = 4, .expert = 4}, torch::kDouble, true, 1e-9);
+  check({.data = 4, .zero = 1, .expert = 2}, torch::kDouble, true, 1e-9);
+  check({.data = 4, .zero = 2, .expert = 2}, torch::kDouble, true, 1e-9);
+  check({.data = 4, .zero = 3, .expert_tensor = 2}, torch::kDouble, true, 1e-9);
+  check({.data = 4, .zero = 3, .expert = 2, .shard = 2}, torch::kDouble, true, 1e-9);
+  check({.data = 2, .pipeline = 2, .expert = 2}, torch::kDouble, true, 1e-9);
+  check({.tensor = 2, .sequence_parallel = true, .expert = 2}, torch::kDouble, true, 1e-9);
+  check({.tensor = 2, .expert_tensor = 2}, torch::kDouble, true, 1e-9);
+  check({.data = 2, .zero = 1, .context = 2, .expert = 2}, torch::kDouble, true, 1e-9);
+  check({.data = 2,
+         .zero = 2,
+         .tensor = 2,
+         .sequence_parallel = true,
+         .expert = 2,
+         .expert_tensor = 2},
+        torch::kDouble, true, 1e-9);
 }
 
 TEST_CASE("mixtures: the counts of a step move biases by the rate and leave the load behind") {
