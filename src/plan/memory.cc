@@ -169,7 +169,7 @@ RankMemory memory_with(const Recipe& recipe, const Layout& layout, int rank, con
   RankMemory memory = state_of(recipe, layout, static_cast<double>(count.dense), layout.shard);
   const RankMemory experts =
       state_of(recipe, layout, static_cast<double>(count.experts),
-               std::min(layout.shard, layout.experts.size("expert_replica")));
+               layout.folds_experts() ? layout.expert_shard : layout.shard);
   memory.parameters += experts.parameters;
   memory.gradients += experts.gradients;
   memory.optimizer += experts.optimizer;
