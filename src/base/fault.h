@@ -38,6 +38,8 @@ inline constexpr std::array faults = {
     Fault{"context-gradient", "context", "gradients are not summed over the axis"},
     Fault{"context-norm", "context", "every rank of the axis counts in the norm"},
     Fault{"expert-load", "context", "each rank sees its own tokens' load of experts only"},
+    Fault{"expert-way-home", "expert", "rows come home in the order in which experts had them"},
+    Fault{"expert-norm", "expert", "only the first rank's experts count in the norm"},
     Fault{"tied-twice", "pipeline", "a tied weight's gradient is summed over its stages twice"},
     Fault{"tied-once", "pipeline", "a tied weight's gradient is not summed over its stages"},
     Fault{"split-weights", "pipeline", "a split backward pass loses a micro-batch's weights"},

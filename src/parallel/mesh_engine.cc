@@ -315,16 +315,20 @@ bool MeshEngine::answers_for(const Cut& cut) const {
 }
 
 void MeshEngine::write_squares() {
-  const auto wrong = [&](const Cut& cut) {
-    return fault("context-norm") || (fault("uncut-norm") && parts_of(cut, cut_ranks_) == 1);
+  const int tensor = MeshGroups::rank_of(groups_.tensor);
+  const auto counts = [&](const Cut& cut, std::size_t part) {
+    const bool uncut = parts_of(cut, cut_ranks_) == 1;
+    if (fault("context-norm") && !cut.folded) return !uncut || tensor == 0;
+    if (fault("uncut-norm") && uncut) return MeshGroups::rank_of(groups_.context) == 0;
+    if (fault("expert-norm") && cut.folded) return part == 0;
+    return answers_for(cut);
   };
   for (const OwnStage& own : own_) {
     std::vector<double*> blocks;
     for (const std::size_t p : own.cuts) {
       const auto part = static_cast<std::size_t>(part_of(cuts_[p], cut_ranks_, cut_place_));
-      blocks.push_back(answers_for(cuts_[p]) || wrong(cuts_[p])
-                           ? table_.data_ptr<double>() + blocks_[p][part]
-                           : nullptr);
+      blocks.push_back(counts(cuts_[p], part) ? table_.data_ptr<double>() + blocks_[p][part]
+                                              : nullptr);
     }
     own.parameters->write_squares(blocks);
   }

@@ -81,6 +81,7 @@ struct Degrees {
   int data = 1, zero = 0, tensor = 1, context = 1, pipeline = 1;
   bool sequence_parallel = false;
   std::string context_kind = "ring", schedule = "1f1b";
+  int expert = 1, expert_tensor = 1;
 };
 
 recipe::Parallel layout(const Degrees& d) {
@@ -91,6 +92,7 @@ recipe::Parallel layout(const Degrees& d) {
   p.sequence_parallel = d.sequence_parallel;
   p.context_kind = d.context_kind;
   p.pipeline_schedule = d.schedule;
+  p.expert = d.expert, p.expert_tensor = d.expert_tensor;
   return p;
 }
 
@@ -108,6 +110,18 @@ TEST_CASE("parity holds in every layout without a fault") {
       parity_of("llama", "fp32").check(layout({.data = 2, .zero = 1, .pipeline = 2}));
   INFO(parity_text(report));
   CHECK(report.holds);
+}
+
+TEST_CASE("parity: experts dealt over ranks, alone and among all else") {
+  const ParityReport report = parity_of("moe").check(layout({.data = 2,
+                                                             .zero = 2,
+                                                             .tensor = 2,
+                                                             .sequence_parallel = true,
+                                                             .expert = 2,
+                                                             .expert_tensor = 2}));
+  INFO(parity_text(report));
+  CHECK(report.holds);
+  CHECK(report.runs.size() == 7);  // the whole, data, zero, tensor, sequence, both of experts
 }
 
 TEST_CASE("parity: the engine of a recipe that spreads only data is held to it too") {
@@ -130,6 +144,7 @@ const Degrees sequence_data{.data = 2, .tensor = 2, .sequence_parallel = true};
 const Degrees tensor_pipeline{.tensor = 2, .pipeline = 2};
 const Degrees split_pipeline{.data = 2, .pipeline = 2, .schedule = "zb-h1"};
 const Degrees data_context{.data = 2, .context = 2};
+const Degrees experts{.data = 2, .tensor = 2, .expert = 2};
 const Degrees sharded{.data = 2, .zero = 3, .tensor = 2};
 
 const Seeded seeded[] = {
@@ -159,6 +174,8 @@ const Seeded seeded[] = {
     {"context-gradient", "llama", tensor_context, "Context parallelism", "gradient of"},
     {"context-norm", "llama", tensor_context, "Context parallelism", "norm by"},
     {"expert-load", "moe", data_context, "Context parallelism", "loss"},
+    {"expert-way-home", "moe", experts, "Expert parallelism", "loss"},
+    {"expert-norm", "moe", experts, "Expert parallelism", "norm by"},
     {"tied-twice", "gpt2", tensor_pipeline, "Pipeline parallelism", "wte.weight"},
     {"tied-once", "gpt2", tensor_pipeline, "Pipeline parallelism", "wte.weight"},
     {"split-weights", "llama", split_pipeline, "Pipeline parallelism", "gradient of"},
