@@ -335,15 +335,6 @@ void check_pipeline(Judge& j) {
   if (j.p.pipeline == 1) return check_idle_pipeline(j);
   check_cut(j);
   check_schedule(j);
-  if (j.p.zero == 3)
-    j.refuse(
-        {"zero 3",
-         {"parallel.zero", "parallel.pipeline"},
-         "3",
-         "would gather a stage's parameters for every micro-batch with parallel.pipeline above "
-         "1",
-         {{"parallel.zero"}, {"parallel.pipeline", {"1"}}},
-         "the nearest is 2"});
   const bool folded =
       j.p.pipeline_schedule == "zb-v" || j.p.pipeline_schedule == "dualpipe-v";  // a V
   if (j.s.known && j.r.model.tied && folded)

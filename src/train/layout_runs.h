@@ -1,5 +1,6 @@
 // What tests of layouts share: a small language model trained in any layout, and what came of it.
 #pragma once
+#include <ATen/Parallel.h>
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -24,12 +25,18 @@ namespace tutti::train {
 
 using parallel::StateTensor;
 
-inline constexpr std::int64_t sequence = 17, steps = 2;
+inline constexpr std::int64_t sequence = 17;
 
-inline recipe::Recipe base(const char* family) {
+// CI takes a share of the layouts, with two steps each; TUTTI_GRID=all takes all, with one
+// (./dev grid).
+inline bool whole_grid() { return std::getenv("TUTTI_GRID") != nullptr; }
+inline const std::int64_t steps = whole_grid() ? 1 : 2;
+
+// llama, gpt2 (tied, with dropout), or moe.
+inline recipe::Recipe base(const std::string& kind) {
   recipe::Recipe r;
   recipe::Model& m = r.model;
-  m.family = family;
+  m.family = kind == "moe" ? "llama" : kind;
   m.vocab = 37;  // divisible by nothing
   m.layers = 5;
   m.embed = 24;
@@ -40,6 +47,11 @@ inline recipe::Recipe base(const char* family) {
     m.kv_heads = 4;
     m.head_dim = 6;
     m.qk_norm = m.qkv_bias = true;
+    if (kind == "moe") {
+      m.moe.experts = 7, m.moe.expert_mlp = 10, m.moe.dense_layers = 1, m.moe.shared_experts = 1;
+      m.moe.aux_loss = 0.1, m.moe.z_loss = 0.01, m.moe.balance_bias_rate = 0.01;
+      m.moe.router = "sigmoid";
+    }
   } else {
     m.tied = true;
     m.dropout = 0.2;
@@ -108,6 +120,7 @@ inline Run train(const recipe::Recipe& recipe, int ranks, torch::ScalarType type
   }
   std::vector<std::unique_ptr<parallel::Engine>> engines(tasks.size());
   parallel::on_ranks(ranks, [&](int rank, const std::shared_ptr<collective::Group>& group) {
+    at::set_num_threads(1);  // the ranks are threads enough
     const auto at = static_cast<std::size_t>(rank);
     std::unique_ptr<checkpoint::Saver> saver;  // before any rank saves
     if (!stretch.save.empty())
@@ -176,7 +189,7 @@ inline std::string text_of(const recipe::Recipe& recipe) {
   return str(recipe.model.family, ": ", p.workers, " workers, zero ", p.zero, ", shard ", p.shard,
              ", tensor ", p.tensor, p.sequence_parallel ? "+sp" : "", ", context ", p.context, " ",
              p.context_kind, ", pipeline ", p.pipeline, " ", p.pipeline_schedule, " x ",
-             p.pipeline_chunks);
+             p.pipeline_chunks, ", expert ", p.expert, " x ", p.expert_tensor);
 }
 
 inline bool legal(const recipe::Recipe& recipe) {
@@ -188,7 +201,8 @@ inline bool legal(const recipe::Recipe& recipe) {
 
 inline const Run& alone(const recipe::Recipe& recipe, torch::ScalarType type) {
   static std::map<std::string, Run> runs;
-  const std::string key = str(recipe.model.family, recipe.optimizer.name, int(type));
+  const std::string key =
+      str(recipe.model.family, recipe.model.moe.experts, recipe.optimizer.name, int(type));
   if (!runs.contains(key)) {
     recipe::Recipe one = recipe;
     one.parallel = {};
@@ -205,9 +219,14 @@ inline std::vector<recipe::Recipe> layouts_of(recipe::Recipe recipe, int workers
   const auto add = [&] {
     if (legal(recipe)) all.push_back(recipe);
   };
+  const auto with_experts = [&] {
+    for (p.expert = 1; p.expert <= workers; ++p.expert)
+      for (p.expert_tensor = 1; p.expert * p.expert_tensor <= workers; ++p.expert_tensor) add();
+    p.expert = p.expert_tensor = 1;
+  };
   const auto with_zero = [&] {
     for (p.zero = 0; p.zero <= 3; ++p.zero)
-      for (p.shard = 0; p.shard <= workers / 2; p.shard += p.shard ? p.shard : 2) add();
+      for (p.shard = 0; p.shard <= workers / 2; p.shard += p.shard ? p.shard : 2) with_experts();
     p.zero = p.shard = 0;
   };
   const auto with_context = [&] {
@@ -242,8 +261,5 @@ inline std::vector<recipe::Recipe> layouts_of(recipe::Recipe recipe, int workers
       }
   return all;
 }
-
-// CI takes a share of the layouts; TUTTI_GRID=all takes all (./dev grid).
-inline bool whole_grid() { return std::getenv("TUTTI_GRID") != nullptr; }
 
 }  // namespace tutti::train
