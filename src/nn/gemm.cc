@@ -81,6 +81,7 @@ void blas_gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix 
 void gemm(std::int64_t m, std::int64_t n, std::int64_t k, Matrix a, Matrix b, float beta, float* c,
           std::int64_t c_leading) {
   TUTTI_ASSERT(beta == 0 || beta == 1);
+  if (m == 0 || n == 0) return;
   if (may_round(m, n, k)) return torch_gemm(m, n, k, a, b, beta, c, c_leading);
 #if defined(__x86_64__)
   if (suits_ours(m, n, k, a)) {

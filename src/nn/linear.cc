@@ -7,6 +7,7 @@
 #include "nn/kernels.h"
 #include "nn/ops.h"
 #include "nn/plain.h"
+#include "nn/product.h"
 #include "nn/record.h"
 
 namespace tutti::nn {
@@ -41,46 +42,6 @@ std::vector<Part> parts_of(const std::vector<Projection>& projections) {
     column += out;
   }
   return parts;
-}
-
-std::int64_t width_of(const std::vector<Projection>& projections) {
-  std::int64_t width = 0;
-  for (const auto& p : projections) width += out_of(p);
-  return width;
-}
-
-torch::Tensor forward(const torch::Tensor& x, const std::vector<Projection>& projections) {
-  const std::int64_t tokens = x.size(0), in = x.size(1), width = width_of(projections);
-  torch::Tensor y = torch::empty({tokens, width}, x.options());
-  float* out = y.data_ptr<float>();
-  for (const auto& part : parts_of(projections))
-    gemm(tokens, part.out, in, {x.data_ptr<float>(), in},
-         {part.weight, part.transposed ? part.out : in, !part.transposed}, 0, out + part.column,
-         width);
-  std::int64_t column = 0;
-  for (const auto& p : projections) {
-    if (p.bias.defined())
-      at::parallel_for(0, tokens, 64, [&](std::int64_t begin, std::int64_t end) {
-        kernels().add_to_rows(out + begin * width + column, width, p.bias.data_ptr<float>(),
-                              end - begin, out_of(p));
-      });
-    column += out_of(p);
-  }
-  return y;
-}
-
-torch::Tensor input_gradient(const torch::Tensor& dy, const std::vector<Projection>& projections,
-                             std::int64_t in) {
-  const std::int64_t tokens = dy.size(0), width = dy.size(1);
-  torch::Tensor dx = torch::empty({tokens, in}, dy.options());
-  float beta = 0;
-  for (const auto& part : parts_of(projections)) {
-    gemm(tokens, in, part.out, {dy.data_ptr<float>() + part.column, width},
-         {part.weight, part.transposed ? part.out : in, part.transposed}, beta,
-         dx.data_ptr<float>(), in);
-    beta = 1;
-  }
-  return dx;
 }
 
 // dW of projections [first, end), whose places are neighbours, in one product.
@@ -145,34 +106,122 @@ bool fusable(const torch::Tensor& x, const std::vector<Projection>& projections)
 
 }  // namespace
 
-torch::Tensor linear(const torch::Tensor& x, const std::vector<Projection>& projections) {
-  if (!fusable(x, projections)) {
-    std::vector<Projection> through;
-    for (const auto& p : projections)
-      through.push_back({sunk(p.weight), sunk(p.bias), p.transposed});
-    return plain::linear(x, through);
-  }
+Product::Product(const torch::Tensor& x, std::vector<Projection> projections)
+    : projections_(std::move(projections)), fused_(fusable(x, projections_)) {
+  if (fused_) return;
+  for (auto& p : projections_) p = {sunk(p.weight), sunk(p.bias), p.transposed};
+}
+
+std::int64_t Product::width() const {
+  std::int64_t width = 0;
+  for (const auto& p : projections_) width += out_of(p);
+  return width;
+}
+
+Tensors Product::inputs(const torch::Tensor& x) const {
   Tensors inputs{x};
-  for (const auto& p : projections) inputs.push_back(p.weight);
-  for (const auto& p : projections) inputs.push_back(p.bias);
+  for (const auto& p : projections_) inputs.push_back(p.weight);
+  for (const auto& p : projections_) inputs.push_back(p.bias);
+  return inputs;
+}
+
+void Product::add_biases(const torch::Tensor& y) const {
+  const std::int64_t tokens = y.size(0), width = y.size(1);
+  float* out = y.data_ptr<float>();
+  for (const auto& p : projections_) {
+    if (p.bias.defined())
+      at::parallel_for(0, tokens, 64, [&](std::int64_t begin, std::int64_t end) {
+        kernels().add_to_rows(out + begin * width, width, p.bias.data_ptr<float>(), end - begin,
+                              out_of(p));
+      });
+    out += out_of(p);
+  }
+}
+
+void Product::forward(const torch::Tensor& x, const torch::Tensor& y) const {
+  if (!fused_) {
+    y.copy_(plain::linear(x, projections_));
+    return;
+  }
+  const std::int64_t tokens = x.size(0), in = x.size(1), width = y.size(1);
+  for (const auto& part : parts_of(projections_))
+    gemm(tokens, part.out, in, {x.data_ptr<float>(), in},
+         {part.weight, part.transposed ? part.out : in, !part.transposed}, 0,
+         y.data_ptr<float>() + part.column, width);
+  add_biases(y);
+}
+
+void Product::input_gradient(const torch::Tensor& dy, const torch::Tensor& dx) const {
+  if (!fused_) return plain_input_gradient(dy, dx);
+  const std::int64_t tokens = dy.size(0), width = dy.size(1), in = dx.size(1);
+  float beta = 0;
+  for (const auto& part : parts_of(projections_)) {
+    gemm(tokens, in, part.out, {dy.data_ptr<float>() + part.column, width},
+         {part.weight, part.transposed ? part.out : in, part.transposed}, beta,
+         dx.data_ptr<float>(), in);
+    beta = 1;
+  }
+}
+
+Tensors Product::gradients_now(const torch::Tensor& x, const torch::Tensor& dy) const {
+  if (!fused_) return plain_weight_gradients(x, dy);
+  Tensors results = nn::weight_gradients(x, dy, projections_);
+  for (auto& g : bias_gradients(dy, projections_)) results.push_back(g);
+  return results;
+}
+
+// Torch's gradients reach the sink, and what waits, through the edges (destination.h's sunk()).
+Tensors Product::weight_gradients(const torch::Tensor& x, const torch::Tensor& dy) const {
+  WeightWork* later = fused_ ? weight_work() : nullptr;
+  if (!later) return gradients_now(x, dy);
+  later->add([x, dy, product = *this] { product.gradients_now(x, dy); });
+  return Tensors(2 * projections_.size());
+}
+
+void Product::plain_input_gradient(const torch::Tensor& dy, const torch::Tensor& dx) const {
+  std::int64_t column = 0;
+  for (const auto& p : projections_) {
+    const torch::Tensor part = dy.narrow(1, column, out_of(p));
+    const torch::Tensor weight = p.transposed ? p.weight.t() : p.weight;
+    if (column == 0)
+      dx.copy_(at::mm(part, weight));
+    else
+      dx.addmm_(part, weight);
+    column += out_of(p);
+  }
+}
+
+Tensors Product::plain_weight_gradients(const torch::Tensor& x, const torch::Tensor& dy) const {
+  Tensors results(2 * projections_.size());
+  std::int64_t column = 0;
+  for (std::size_t i = 0; i < projections_.size(); ++i) {
+    const Projection& p = projections_[i];
+    const torch::Tensor part = dy.narrow(1, column, out_of(p));
+    if (p.weight.requires_grad())
+      results[i] = p.transposed ? at::mm(x.t(), part) : at::mm(part.t(), x);
+    if (p.bias.defined() && p.bias.requires_grad()) results[projections_.size() + i] = part.sum(0);
+    column += out_of(p);
+  }
+  return results;
+}
+
+torch::Tensor linear(const torch::Tensor& x, const std::vector<Projection>& projections) {
+  const Product product(x, projections);
+  if (!product.fused()) return plain::linear(x, product.projections());
+  const Tensors inputs = product.inputs(x);
   const bool history = wants_gradient(inputs), wants_input = history && x.requires_grad();
-  torch::NoGradGuard no_grad;
-  torch::Tensor y = forward(x, projections);
+  const torch::NoGradGuard no_grad;
+  torch::Tensor y = torch::empty({x.size(0), product.width()}, x.options());
+  product.forward(x, y);
   if (history)
-    record({y}, inputs, "linear", [x = x.detach(), projections, wants_input](Tensors&& gradients) {
+    record({y}, inputs, "linear", [x = x.detach(), product, wants_input](Tensors&& gradients) {
       const torch::Tensor dy = gradients[0].contiguous();
-      Tensors results{torch::Tensor()};
-      if (WeightWork* later = weight_work()) {
-        later->add([x, dy, projections] {
-          weight_gradients(x, dy, projections);
-          bias_gradients(dy, projections);
-        });
-        results.resize(1 + 2 * projections.size());
-      } else {
-        for (auto& g : weight_gradients(x, dy, projections)) results.push_back(g);
-        for (auto& g : bias_gradients(dy, projections)) results.push_back(g);
+      Tensors results = product.weight_gradients(x, dy);
+      results.insert(results.begin(), torch::Tensor());
+      if (wants_input) {
+        results[0] = torch::empty_like(x);
+        product.input_gradient(dy, results[0]);
       }
-      if (wants_input) results[0] = input_gradient(dy, projections, x.size(1));
       return results;
     });
   return y;

@@ -31,6 +31,11 @@ torch::Tensor Spread::convert(const torch::Tensor& x, Type, Type, std::int64_t,
   return x;
 }
 
+std::shared_ptr<RowExchange> Spread::exchange(Type, Type, std::int64_t rows, std::int64_t,
+                                              const torch::Tensor&) {
+  return std::make_shared<RowExchange>(rows);
+}
+
 torch::Tensor Spread::attention(const AttentionCall& c) {
   if (!c.keep.defined()) return nn::attention(c.qkv, c.heads, c.rope, c.first_key);
   return plain::attend(plain::split_and_rotate(c.qkv, c.heads, c.rope), c.heads,

@@ -21,11 +21,13 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "nn/ops.h"
 #include "nn/record.h"
+#include "nn/row_exchange.h"
 
 namespace tutti::nn {
 
@@ -41,11 +43,6 @@ struct Type {
   static Type varying() { return {Kind::varying, 0}; }
 };
 std::string to_text(const Type& type);  // "Shard(0)"
-
-// [begin, begin + size)
-struct Span {
-  std::int64_t begin = 0, size = 0;
-};
 
 // How a logical axis may be cut: runs of `unit` indices stay together (a key head's rows with all
 // of its query heads'), and it is `parts` things side by side, each cut alike (GPT-2's query, key
@@ -84,6 +81,10 @@ class Spread {
   // names the place in errors and traces.
   virtual torch::Tensor convert(const torch::Tensor& x, Type from, Type to, std::int64_t rows,
                                 const torch::Tensor& at);
+  // The same for one product with parameter `at`, whose gathered operand (`to` is Varying) or whose
+  // result (`from` is Partial) has `features` columns: its rows are converted in runs.
+  virtual std::shared_ptr<RowExchange> exchange(Type from, Type to, std::int64_t rows,
+                                                std::int64_t features, const torch::Tensor& at);
   // This rank's gradient of `parameter` is an addend over the tensor axis.
   virtual void sum_gradient(const torch::Tensor& /*parameter*/) {}
   // Of no gradient.

@@ -43,6 +43,15 @@ Type cut_of(const std::vector<Projection>& projections) {
   return first;
 }
 
+// All ranks read the same rows, and each computes some of the outputs.
+Value output_parallel(const Value& x, const std::vector<Projection>& projections) {
+  const Type cut = Type::shard(1);
+  if (x.type == Type::varying()) return {linear(x.tensor, projections), x.rows, cut};
+  const auto exchange =
+      spread().exchange(x.type, Type::varying(), x.rows, x.tensor.size(1), projections[0].weight);
+  return {linear(x.tensor, projections, exchange, CutAlong::outputs), x.rows, cut};
+}
+
 // Each rank adds its inputs' share; the bias is added once, to the sum.
 Value input_parallel(const Value& x, const std::vector<Projection>& projections) {
   if (!is_shard(x.type, 1)) refuse("linear", "its weight is cut along the inputs", x.type);
@@ -50,8 +59,10 @@ Value input_parallel(const Value& x, const std::vector<Projection>& projections)
   Projection p = projections[0];
   const torch::Tensor bias = p.bias;
   p.bias = torch::Tensor();
-  const Value share{linear(x.tensor, {p}), x.rows, Type::partial()};
-  Value sum = to_type(share, spread().stream(), p.weight);
+  const Type stream = spread().stream();
+  const auto exchange = spread().exchange(Type::partial(), stream, x.rows,
+                                          p.weight.size(p.transposed ? 1 : 0), p.weight);
+  Value sum{linear(x.tensor, {p}, exchange, CutAlong::inputs), x.rows, stream};
   if (bias.defined()) {
     sum_if_cut(sum.type, bias);
     sum.tensor = sum.tensor + sunk(bias);
@@ -96,10 +107,7 @@ std::pair<Value, Value> add_norm(const Value& x, const Value& delta, const NormP
 Value linear(const Value& x, const std::vector<Projection>& projections) {
   const Type cut = cut_of(projections);
   if (is_shard(cut, 1)) return input_parallel(x, projections);
-  if (is_shard(cut, 0)) {
-    const Value in = to_type(x, Type::varying(), projections[0].weight);
-    return {linear(in.tensor, projections), x.rows, Type::shard(1)};
-  }
+  if (is_shard(cut, 0)) return output_parallel(x, projections);
   if (x.type.kind != Kind::replicate && !is_shard(x.type, 0))
     refuse("linear", "its weight is whole", x.type);
   for (const Projection& p : projections) {

@@ -45,7 +45,8 @@ MeshEngine::MeshEngine(const recipe::Recipe& recipe, Task& task, const plan::Lay
               groups_.context
                   ? std::make_unique<ContextAttention>(groups_.ring, groups_.ulysses,
                                                        recipe.parallel.context_kind == "gather")
-                  : nullptr),
+                  : nullptr,
+              static_cast<int>(recipe.parallel.tensor_chunks)),
       cut_ranks_{layout.mesh.size("tensor"), layout.experts.size("expert"),
                  layout.experts.size("expert_tensor")},
       cut_place_{MeshGroups::rank_of(groups_.tensor), MeshGroups::rank_of(groups_.expert),

@@ -7,6 +7,7 @@
 #include "mesh/placement.h"
 #include "nn/record.h"
 #include "parallel/context.h"
+#include "parallel/tensor_exchange.h"
 
 namespace tutti::parallel {
 namespace {
@@ -55,9 +56,10 @@ nn::Tensors noticed(nn::Tensors x, std::function<void()> told) {
 }  // namespace
 
 MeshSpread::MeshSpread(std::shared_ptr<collective::Group> tensor, bool sequence_parallel,
-                       std::unique_ptr<ContextAttention> context)
+                       std::unique_ptr<ContextAttention> context, int chunks)
     : tensor_(if_many(std::move(tensor))),
       sequence_parallel_(sequence_parallel),
+      chunks_(chunks),
       context_(std::move(context)) {}
 
 void MeshSpread::set_cut(const torch::Tensor& parameter, Cut cut) {
@@ -109,15 +111,8 @@ torch::Tensor MeshSpread::all_reduced(const torch::Tensor& x) const {
   return y;
 }
 
-// Slices are of one size but for the last, so that padded ones lie where they belong.
 torch::Tensor MeshSpread::gathered(const torch::Tensor& x, std::int64_t rows) const {
-  const std::int64_t most = slice_of(rows, tensor_->size(), 0).size;
-  torch::Tensor padded = x.contiguous();
-  if (x.size(0) < most) {
-    padded = torch::zeros({most, x.size(1)}, x.options());
-    padded.narrow(0, 0, x.size(0)).copy_(x);
-  }
-  return tensor_->all_gather(padded).view({-1, x.size(1)}).narrow(0, 0, rows);
+  return TensorExchange(tensor_, rows, true, 1).gathered(x, [](nn::Span, const torch::Tensor&) {});
 }
 
 torch::Tensor MeshSpread::sliced(const torch::Tensor& x) const {
@@ -125,22 +120,55 @@ torch::Tensor MeshSpread::sliced(const torch::Tensor& x) const {
   return x.narrow(0, span.begin, span.size).clone();
 }
 
-torch::Tensor MeshSpread::scattered(const torch::Tensor& x) const { return sliced(all_reduced(x)); }
+torch::Tensor MeshSpread::scattered(const torch::Tensor& x) const {
+  collective::Counts counts;
+  for (int r = 0; r < tensor_->size(); ++r)
+    counts.push_back(slice_of(x.size(0), tensor_->size(), r).size * x.size(1));
+  const torch::Tensor mine = torch::empty({rows(x.size(0)).size, x.size(1)}, x.options());
+  tensor_->reduce_scatter_v(x.contiguous(), mine, counts);
+  return mine;
+}
+
+bool MeshSpread::loses_sums(const nn::Type& from) const {
+  return from.kind == Kind::partial ? fault("row-parallel-sum") : fault("input-gradient-sum");
+}
+
+void MeshSpread::note(Boundary boundary) {
+  if (tracing_) boundaries_.push_back(std::move(boundary));
+}
+
+void MeshSpread::refuse(nn::Type from, nn::Type to, const torch::Tensor& at) const {
+  throw ConfigError(str("the operation with ", name_of(at), " needs ", to_text(to),
+                        " on the tensor axis, but its operand is ", to_text(from),
+                        "; see parallel.rules"));
+}
+
+std::shared_ptr<nn::RowExchange> MeshSpread::exchange(nn::Type from, nn::Type to, std::int64_t rows,
+                                                      std::int64_t features,
+                                                      const torch::Tensor& at) {
+  if (!tensor_) return nn::Spread::exchange(from, to, rows, features, at);
+  const bool gathers = to == nn::Type::varying();
+  const nn::Type stream = gathers ? from : to;
+  const bool by_rows = stream == nn::Type::shard(0);
+  if ((!gathers && from.kind != Kind::partial) || (!by_rows && stream.kind != Kind::replicate))
+    refuse(from, to, at);
+  const char* const gather = by_rows ? "all-gather" : "none";
+  const char* const sum = by_rows ? "reduce-scatter" : "all-reduce";
+  note({name_of(at), "tensor", from, to, gathers ? gather : sum, gathers ? sum : gather,
+        rows * features * static_cast<std::int64_t>(at.element_size())});
+  return std::make_shared<TensorExchange>(tensor_, rows, by_rows, chunks_, loses_sums(from));
+}
 
 torch::Tensor MeshSpread::convert(const torch::Tensor& x, nn::Type from, nn::Type to,
                                   std::int64_t rows, const torch::Tensor& at) {
   if (!tensor_) return x;
   const auto same = [](const torch::Tensor& t) { return t; };
   const auto reduce = [this, from](const torch::Tensor& t) {
-    const bool lost =
-        from.kind == Kind::partial ? fault("row-parallel-sum") : fault("input-gradient-sum");
-    return lost ? t.clone() : all_reduced(t);
+    return loses_sums(from) ? t.clone() : all_reduced(t);
   };
   const auto gather = [this, rows](const torch::Tensor& t) { return gathered(t, rows); };
   const auto scatter = [this, from](const torch::Tensor& t) {
-    const bool lost =
-        from.kind == Kind::partial ? fault("row-parallel-sum") : fault("input-gradient-sum");
-    return lost ? sliced(t) : scattered(t);
+    return loses_sums(from) ? sliced(t) : scattered(t);
   };
   const auto slice = [this](const torch::Tensor& t) { return sliced(t); };
   const auto is = [&](const nn::Type& a, const nn::Type& b) { return from == a && to == b; };
@@ -148,9 +176,8 @@ torch::Tensor MeshSpread::convert(const torch::Tensor& x, nn::Type from, nn::Typ
              partial = nn::Type::partial(), varying = nn::Type::varying();
   const auto run = [&](const char* forward_name, const char* backward_name, const Map& forward,
                        const Map& backward) {
-    if (tracing_)
-      boundaries_.push_back({name_of(at), "tensor", from, to, forward_name, backward_name,
-                             rows * x.size(1) * static_cast<std::int64_t>(x.element_size())});
+    note({name_of(at), "tensor", from, to, forward_name, backward_name,
+          rows * x.size(1) * static_cast<std::int64_t>(x.element_size())});
     return through(x, "convert", forward, backward);
   };
   if (is(replicate, varying)) return run("none", "all-reduce", same, reduce);
@@ -159,9 +186,7 @@ torch::Tensor MeshSpread::convert(const torch::Tensor& x, nn::Type from, nn::Typ
   if (is(partial, rows_type)) return run("reduce-scatter", "all-gather", scatter, gather);
   if (is(replicate, rows_type)) return run("slice", "all-gather", slice, gather);
   if (is(rows_type, replicate)) return run("all-gather", "slice", gather, slice);
-  throw ConfigError(str("the operation with ", name_of(at), " needs ", to_text(to),
-                        " on the tensor axis, but its operand is ", to_text(from),
-                        "; see parallel.rules"));
+  refuse(from, to, at);
 }
 
 torch::Tensor MeshSpread::max(const torch::Tensor& x) {

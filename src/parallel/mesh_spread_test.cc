@@ -22,12 +22,13 @@ struct Layout {
   bool sequence_parallel = false;
   int ring = 1, ulysses = 1;
   bool gather = false;
+  int chunks = 1;
   int ranks() const { return tensor * ring * ulysses; }
 };
 
 std::string to_text(const Layout& l) {
   return str("tensor ", l.tensor, l.sequence_parallel ? " sequence" : "", ", ring ", l.ring,
-             l.gather ? " (gather)" : "", ", ulysses ", l.ulysses);
+             l.gather ? " (gather)" : "", ", ulysses ", l.ulysses, ", chunks ", l.chunks);
 }
 
 recipe::Model llama() {
@@ -122,7 +123,8 @@ std::pair<double, std::string> spread_difference(const recipe::Model& config, co
     MeshSpread spread(tensor, layout.sequence_parallel,
                       ring || ulysses
                           ? std::make_unique<ContextAttention>(ring, ulysses, layout.gather)
-                          : nullptr);
+                          : nullptr,
+                      layout.chunks);
     const auto model = model_of(config);
     model->set_recompute(recompute);
     std::vector<std::pair<std::string, std::vector<std::int64_t>>> shapes;
@@ -176,7 +178,12 @@ const std::vector<Layout> layouts = {{2, false},
                                      {2, true, 2},
                                      {2, false, 1, 2},
                                      {2, true, 2, 1, true},
-                                     {2, true, 2, 2}};
+                                     {2, true, 2, 2},
+                                     {2, true, 1, 1, false, 2},
+                                     {2, false, 1, 1, false, 3},
+                                     {3, true, 1, 1, false, 4},
+                                     {4, false, 1, 1, false, 2},
+                                     {2, true, 2, 1, false, 3}};
 
 void check(const recipe::Model& config, const Layout& layout, std::int64_t sequence, bool documents,
            bool recompute) {

@@ -103,7 +103,8 @@ void note_run(const Recipe& r, Notes& notes) {
 void note_layout(const Parallel& p, Notes& notes) {
   notes.idle(p.zero != 3, {"parallel.prefetch", "parallel.reshard_after_forward"},
              "parallel.zero is not 3");
-  notes.idle(p.tensor == 1, {"parallel.sequence_parallel"}, "parallel.tensor is 1");
+  notes.idle(p.tensor == 1, {"parallel.sequence_parallel", "parallel.tensor_chunks"},
+             "parallel.tensor is 1");
   notes.idle(p.context == 1, {"parallel.context_kind"}, "parallel.context is 1");
   notes.idle(p.pipeline == 1, {"parallel.pipeline_schedule"}, "parallel.pipeline is 1");
   const std::int64_t data = p.workers / model_ranks(p);

@@ -402,6 +402,10 @@ std::vector<Field> parallel_fields() {
       onoff("parallel.sequence_parallel",
             "Cut tokens over the tensor ranks between matrix products.",
             AT(parallel.sequence_parallel)),
+      count("parallel.tensor_chunks",
+            "Runs of rows in which such a product is computed while others are on their way; 1: "
+            "whole.",
+            Limits{1, {}, 64, {}}, AT(parallel.tensor_chunks)),
       count("parallel.context", "Ranks over which a sequence is cut (mesh).", ranks,
             AT(parallel.context)),
       choice("parallel.context_kind",

@@ -129,6 +129,7 @@ struct Parallel {
   // mesh
   std::int64_t tensor = 1;
   bool sequence_parallel = true;
+  std::int64_t tensor_chunks = 1;  // runs of rows of a product that overlap with their collective
   std::int64_t context = 1;
   std::string context_kind = "ring";  // ring | gather | ulysses | mixed
   std::int64_t ulysses = 0;  // mixed: context ranks that exchange heads; the others form rings

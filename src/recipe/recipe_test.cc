@@ -69,7 +69,8 @@ constexpr const char* frozen =
     "optimizer.clip schedule.kind schedule.warmup schedule.decay schedule.min_ratio "
     "parallel.workers parallel.engine parallel.threads parallel.transport parallel.bucket_bytes "
     "parallel.overlap parallel.zero parallel.shard parallel.prefetch "
-    "parallel.reshard_after_forward parallel.tensor parallel.sequence_parallel parallel.context "
+    "parallel.reshard_after_forward parallel.tensor parallel.sequence_parallel "
+    "parallel.tensor_chunks parallel.context "
     "parallel.context_kind parallel.ulysses parallel.pipeline parallel.pipeline_schedule "
     "parallel.pipeline_chunks parallel.pipeline_cut parallel.expert parallel.expert_tensor "
     "parallel.rules parallel.watch_divergence checkpoint.every checkpoint.keep_last "
@@ -270,6 +271,7 @@ TEST_CASE("options without effect are said, and only where they were set") {
   check("parallel: {prefetch: on}\n", "parallel.prefetch", "zero is not 3");
   check("parallel: {reshard_after_forward: off}\n", "parallel.reshard_after_forward", "not 3");
   check("parallel: {sequence_parallel: off}\n", "parallel.sequence_parallel", "tensor is 1");
+  check("parallel: {tensor_chunks: 2}\n", "parallel.tensor_chunks", "tensor is 1");
   check("parallel: {context_kind: ulysses}\n", "parallel.context_kind", "context is 1");
   check("parallel: {pipeline_schedule: zb-v}\n", "parallel.pipeline_schedule", "pipeline is 1");
   check("parallel: {watch_divergence: 10}\n", "parallel.watch_divergence", "the same state");
