@@ -18,6 +18,7 @@
 #include "parallel/replicated.h"
 #include "parallel/sample_task.h"
 #include "plan/layout.h"
+#include "plan/layout_rules.h"
 #include "train/engine_state.h"
 #include "train/language.h"
 
@@ -192,12 +193,7 @@ inline std::string text_of(const recipe::Recipe& recipe) {
              p.pipeline_chunks, ", expert ", p.expert, " x ", p.expert_tensor);
 }
 
-inline bool legal(const recipe::Recipe& recipe) {
-  const recipe::Parallel& p = recipe.parallel;
-  const std::int64_t data = p.workers / (p.pipeline * p.context * p.tensor);
-  return recipe.batch.global / recipe.batch.micro % data == 0 &&
-         plan::layout_violations(recipe).empty();
-}
+inline bool legal(const recipe::Recipe& recipe) { return plan::findings(recipe).empty(); }
 
 inline const Run& alone(const recipe::Recipe& recipe, torch::ScalarType type) {
   static std::map<std::string, Run> runs;
