@@ -1,6 +1,11 @@
-"""Tutti beside plain PyTorch (DDP over gloo) on the same training run, both in one sitting.
+"""Tutti beside plain PyTorch (over gloo) on the same training run, both in one sitting.
 
-    .venv/bin/python bench/train_vs_pytorch.py [--pairs 5] [--steps 60] [--compile] [--out FILE]
+    .venv/bin/python bench/train_vs_pytorch.py [--peer ddp] [--pairs 5] [--steps 60] [--compile]
+                                               [--out FILE]
+
+--peer says which layout: ddp (data parallel), fsdp (FSDP2, fully_shard of each block, beside ZeRO 3)
+or tensor (parallelize_module with sequence-parallel norms and vocabulary-parallel embedding, head
+and loss, beside tensor: 2; both run two micro-batches).
 
 Both start from the same weights, see the same samples in the same order and use two processes with
 one thread each. A pair is one run of each, taken in turns (who goes first alternates), so that what
@@ -21,11 +26,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEER = ROOT / "bench" / "peers" / "peer_train.py"
 PROCESSES, THREADS = 2, 1
 LOSS_STEPS = 50
+TOKENS = 8 * 128
+OURS = {"ddp": {}, "fsdp": {"parallel.engine": "sharded", "parallel.zero": 3},
+        "tensor": {"parallel.engine": "mesh", "parallel.tensor": 2}}
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", choices=sorted(OURS), default="ddp")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--skip", type=int, default=10, help="first steps left out of the timing")
@@ -72,7 +81,7 @@ class Bench:
         out = self.folder / "peer.json"
         run([sys.executable, PEER, "--data", self.text, "--procs", PROCESSES, "--threads", THREADS,
              "--micro-batch", 4, "--global-batch", 8, "--seq", 128, "--sgemm", 512, "--out", out,
-             *self.options.peer_option, *more])
+             "--spread", self.options.peer, *self.options.peer_option, *more])
         return json.loads(out.read_text())
 
     def measure_peer(self):
@@ -87,16 +96,18 @@ class Bench:
         out = self.folder / f"run{self.count}"
         sets = {"model.from": self.start.parent, "data.train": self.text,
                 "duration": f"{options.steps} steps", "precision": options.precision,
-                "parallel.workers": PROCESSES, "parallel.threads": THREADS}
+                "parallel.workers": PROCESSES, "parallel.threads": THREADS,
+                **OURS[options.peer]}
         words = [f"{name}={value}" for name, value in sets.items()] + options.set
         binary = os.environ.get("TUTTI_BIN", ROOT / "build" / "release" / "bin")
         run([f"{binary}/tutti", "train", ROOT / "recipes" / "peer.yaml", "--json", "--out", out,
              *(part for word in words for part in ("--set", word))])
-        return read_events(out, options.skip)
+        seconds, losses = read_events(out, options.skip)
+        return TOKENS / seconds, losses
 
 
 def read_events(out, skip):
-    """(tokens/s of the median steady step, losses in the order of the steps)."""
+    """(seconds of the median steady step, losses in the order of the steps)."""
     records = []
     for line in (out / "events" / "rank-000.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -106,7 +117,7 @@ def read_events(out, skip):
     if [record["step"] for record in records] != list(range(1, len(records) + 1)):
         sys.exit(f"{out}: the events do not have each step once")
     steady = statistics.median(record["step_seconds"] for record in records[skip:])
-    return 8 * 128 / steady, [record["loss"] for record in records]
+    return steady, [record["loss"] for record in records]
 
 
 def main():
@@ -126,7 +137,7 @@ def main():
             print(f"pair {pair + 1}: tutti {ours[0]:.0f} tokens/s, PyTorch {theirs[0]:.0f}, ratio "
                   f"{rows[-1][2]:.3f}, worst loss difference {max(differences):.1e}", flush=True)
     ratios = [row[2] for row in rows]
-    result = {"pairs": options.pairs, "steps": options.steps, "compile": options.compile,
+    result = {"peer": options.peer, "pairs": options.pairs, "steps": options.steps, "compile": options.compile,
               "precision": options.precision, "ratio_median": round(statistics.median(ratios), 4),
               "ratio_min": round(min(ratios), 4), "ratio_max": round(max(ratios), 4),
               "tutti_tokens_per_s": round(statistics.median(row[0] for row in rows), 1),
