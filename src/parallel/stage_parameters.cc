@@ -48,12 +48,15 @@ void StageParameters::lay_out(const std::vector<Named>& parameters) {
     total_ += aligned(named.parameter.numel());
   }
   if (master_type_ == torch::kDouble) options_.compute_type = torch::kDouble;
-  for (const UnitBucket& b : make_unit_buckets(
-           pieces_, options_.zero == 3 ? options_.units : options_.alone, total_,
-           options_.bucket_bytes, static_cast<std::int64_t>(torch::elementSize(master_type_)))) {
+  std::vector<std::string> apart = options_.zero == 3 ? options_.units : std::vector<std::string>();
+  const int units = static_cast<int>(apart.size());
+  apart.insert(apart.end(), options_.alone.begin(), options_.alone.end());
+  for (const UnitBucket& b :
+       make_unit_buckets(pieces_, apart, total_, options_.bucket_bytes,
+                         static_cast<std::int64_t>(torch::elementSize(master_type_)))) {
     BucketState state;
     state.bucket = b.bucket;
-    state.unit = b.unit;
+    state.unit = b.unit < units ? b.unit : -1;
     buckets_.push_back(std::move(state));
   }
 }
