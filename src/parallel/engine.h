@@ -111,6 +111,10 @@ class Engine {
   virtual std::vector<StateTensor> state() = 0;
   virtual void restored() = 0;
 
+  // What this rank's passes compute with beside state(): gathered or rounded weights,
+  // "compute/<parameter>". For the watch over what ranks hold alike (train/divergence.h).
+  virtual std::vector<StateTensor> copies() { return {}; }
+
   // Numbers that belong to the state beside tensors (loss scale, ...), as JSON text.
   virtual std::string scalars() const = 0;
   virtual void set_scalars(const std::string& json) = 0;

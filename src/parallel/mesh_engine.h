@@ -40,6 +40,7 @@ class MeshEngine : public Engine, private StageGradients {
   std::int64_t agree(std::int64_t value) override;
   std::vector<StateTensor> gradients() override;
   std::vector<StateTensor> state() override;
+  std::vector<StateTensor> copies() override;
   void restored() override;
   std::string scalars() const override;
   void set_scalars(const std::string& json) override;

@@ -1,34 +1,11 @@
 // MeshEngine: what a rank holds of the run, in pieces.
-#include <cstring>
 #include <set>
 
 #include "base/json.h"
+#include "collective/text.h"
 #include "parallel/mesh_engine.h"
 
 namespace tutti::parallel {
-namespace {
-
-// Every rank's text, on every rank.
-std::vector<std::string> all_gather_text(collective::Group& group, const std::string& text) {
-  const torch::Tensor sizes =
-      group.all_gather(torch::full({1}, static_cast<std::int64_t>(text.size()), torch::kLong));
-  const collective::Counts counts(sizes.data_ptr<std::int64_t>(),
-                                  sizes.data_ptr<std::int64_t>() + group.size());
-  torch::Tensor mine = torch::empty({counts[static_cast<std::size_t>(group.rank())]}, torch::kByte);
-  std::memcpy(mine.data_ptr(), text.data(), text.size());
-  torch::Tensor all = torch::empty({sizes.sum().item<std::int64_t>()}, torch::kByte);
-  group.all_gather_v(mine, all, counts);
-  std::vector<std::string> texts;
-  const char* at = static_cast<const char*>(all.data_ptr());
-  for (const std::int64_t count : counts) {
-    texts.emplace_back(at, static_cast<std::size_t>(count));
-    at += count;
-  }
-  return texts;
-}
-
-}  // namespace
-
 // Replicas take turns.
 void MeshEngine::add_pieces(LocalState& to, const OwnStage& own,
                             const std::vector<StageParameters::Held>& pieces) const {
@@ -56,6 +33,24 @@ std::vector<StateTensor> MeshEngine::state() {
   return all;
 }
 
+// Of weights that are not views of the state. With zero 3 the passes' are gone again.
+std::vector<StateTensor> MeshEngine::copies() {
+  LocalState local;
+  for (const OwnStage& own : own_) {
+    std::vector<StageParameters::Held> pieces;
+    for (const StageParameters::Held& held : own.parameters->state()) {
+      const Piece& piece = own.parameters->pieces()[held.piece];
+      if (!held.name.starts_with("model/") || recipe_.parallel.zero == 3 ||
+          held.values.is_alias_of(piece.parameter))
+        continue;
+      pieces.push_back(
+          {"compute/" + piece.name, held.piece, 0, piece.parameter.detach().view({-1})});
+    }
+    add_pieces(local, own, pieces);
+  }
+  return local.tensors();
+}
+
 // Every rank's state names all tensors of the run, so that a checkpoint of another run is noticed
 // by all.
 void MeshEngine::learn_others() {
@@ -64,7 +59,7 @@ void MeshEngine::learn_others() {
   for (const StateTensor& tensor : state())
     if (tensor.box && mine.insert(tensor.name).second)
       told.push_back({tensor.name, tensor.shape, static_cast<int>(tensor.value.scalar_type())});
-  for (const std::string& text : all_gather_text(*groups_.world, told.dump()))
+  for (const std::string& text : collective::all_gather_text(*groups_.world, told.dump()))
     for (const Json& tensor : parse_json(text, "a rank's state")) {
       const auto name = tensor[0].get<std::string>();
       const auto shape = tensor[1].get<std::vector<std::int64_t>>();

@@ -34,6 +34,12 @@ class ReplicatedEngine : public Engine, private nn::GradSink {
   std::int64_t agree(std::int64_t value) override;
   std::vector<StateTensor> gradients() override;
   std::vector<StateTensor> state() override;
+  std::vector<StateTensor> copies() override {
+    std::vector<StateTensor> all;
+    for (const Piece& piece : flat_.pieces())
+      if (flat_.mixed()) all.push_back({"compute/" + piece.name, piece.parameter.detach()});
+    return all;
+  }
   void restored() override { flat_.refresh_compute(); }
   std::string scalars() const override;
   void set_scalars(const std::string& json) override;

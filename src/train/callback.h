@@ -38,8 +38,8 @@ class Callback {
   virtual void on_step(const StepEvent&) {}
   virtual void on_evaluation(std::int64_t /*step*/, double /*validation_loss*/) {}
   virtual void on_checkpoint(std::int64_t /*step*/) {}
-  // Time between steps that an "evaluation" or a "checkpoint" took (of this one: while training
-  // stood still); `start` in seconds since 1970.
+  // Time between steps that an "evaluation", a "comparison" of ranks or a "checkpoint" took (of
+  // this one: while training stood still); `start` in seconds since 1970.
   virtual void on_span(const char* /*name*/, std::int64_t /*step*/, double /*start*/,
                        double /*seconds*/) {}
   // What of it a checkpoint keeps, so that a resumed run decides alike.

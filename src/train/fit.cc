@@ -43,7 +43,7 @@ Result work(const recipe::Recipe& recipe, const Worker& worker, parallel::Task& 
                                                         {"transport", group->transport()},
                                                         {"precision", recipe.precision}});
   callbacks.push_back(recorder);
-  Trainer trainer(recipe, worker, *engine, task, train, validation, std::move(callbacks));
+  Trainer trainer(recipe, worker, *engine, task, train, validation, std::move(callbacks), group);
   const Result result = trainer.run();
   recorder->done(result, {{"name", recipe.name}, {"parameters", engine->parameter_count()}});
   return result;

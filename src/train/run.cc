@@ -88,7 +88,7 @@ Result run(const recipe::Recipe& recipe, const Worker& worker) {
 
   const auto recorder =
       std::make_shared<Recorder>(worker, recipe, facts_of(recipe, *group, *engine));
-  Trainer trainer(recipe, worker, *engine, task, samples, validation.get(), {recorder});
+  Trainer trainer(recipe, worker, *engine, task, samples, validation.get(), {recorder}, group);
   const Result result = trainer.run();
 
   if (worker.rank == 0 && !result.interrupted && recipe.logging.sample_tokens > 0)

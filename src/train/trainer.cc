@@ -29,11 +29,20 @@ double sgemm_rate() {
   return 2.0 * n * n * n / best;
 }
 
+// The names of a module's parameters and buffers, in its order.
+std::vector<std::string> names_of(const torch::nn::Module& module) {
+  std::vector<std::string> names;
+  for (const auto& parameter : module.named_parameters()) names.push_back(parameter.key());
+  for (const auto& buffer : module.named_buffers()) names.push_back(buffer.key());
+  return names;
+}
+
 }  // namespace
 
 Trainer::Trainer(const recipe::Recipe& recipe, const Worker& worker, parallel::Engine& engine,
                  parallel::Task& task, Samples& train, Samples* validation,
-                 std::vector<std::shared_ptr<Callback>> callbacks)
+                 std::vector<std::shared_ptr<Callback>> callbacks,
+                 std::shared_ptr<collective::Group> world)
     : recipe_(recipe),
       worker_(worker),
       engine_(engine),
@@ -43,7 +52,10 @@ Trainer::Trainer(const recipe::Recipe& recipe, const Worker& worker, parallel::E
       callbacks_(std::move(callbacks)),
       saver_(worker.folder / "checkpoints", worker.rank, worker.world_size,
              {recipe.checkpoint.keep_last, steps(recipe.checkpoint.keep_every)}),
-      total_(steps(recipe.duration)) {}
+      total_(steps(recipe.duration)) {
+  if (recipe.parallel.watch_divergence > 0 && world && world->size() > 1)
+    watch_.emplace(std::move(world), names_of(task.module()));
+}
 
 std::int64_t Trainer::steps(const recipe::Duration& duration) const {
   return recipe::steps_of(duration, train_.epoch_size(), recipe_.batch.global,
@@ -139,6 +151,25 @@ void Trainer::refuse_non_finite(const parallel::StepOutcome& outcome) const {
           "on_nan: skip"));
 }
 
+// All ranks find the same, and end.
+void Trainer::refuse_divergence() {
+  if (!watch_ || alike_ == step_) return;
+  const double wall = wall_seconds(), start = real_clock().now();
+  const auto found = watch_->compare(held_by(engine_));
+  if (found)
+    throw WorldError(
+        str("step ", step_, ": ", to_text(*found), ". ",
+            alike_ < 0 ? std::string("No step before was compared")
+                       : str("All were alike after step ", alike_),
+            "; checkpoints hold only what was compared. Check memory, host and transport of ",
+            ranks_text(suspects(*found)), ", and that all ranks run the same program; then ",
+            saved_ < 0 ? std::string("start again: there is no checkpoint yet")
+                       : str("resume, which goes on from step ", saved_)));
+  alike_ = step_;
+  for (const auto& callback : callbacks_)
+    callback->on_span("comparison", step_, wall, real_clock().now() - start);
+}
+
 void Trainer::evaluate(StepEvent& event) {
   if (!validation_) return;
   const double wall = wall_seconds(), start = real_clock().now();
@@ -177,6 +208,7 @@ Json Trainer::state() const {
 
 void Trainer::save() {
   if (saved_ == step_) return;
+  refuse_divergence();
   const double wall = wall_seconds(), start = real_clock().now();
   const auto tensors = engine_.state();
   saver_.save(step_, views_of(tensors), state());
@@ -228,6 +260,7 @@ void Trainer::after(const parallel::StepOutcome& outcome, double seconds) {
   }
   if (due(recipe_.evaluation.every)) evaluate(event);
   for (const auto& callback : callbacks_) callback->on_step(event);
+  if (watch_ && step_ % recipe_.parallel.watch_divergence == 0) refuse_divergence();
   if (due(recipe_.checkpoint.every)) save();
 }
 

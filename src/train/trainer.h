@@ -10,6 +10,7 @@
 #include "parallel/engine.h"
 #include "recipe/recipe.h"
 #include "train/callback.h"
+#include "train/divergence.h"
 #include "train/samples.h"
 #include "train/worker.h"
 
@@ -28,13 +29,16 @@ struct Result {
 
 class Trainer {
  public:
-  // All references must outlive the trainer. `validation` may be null.
+  // All references must outlive the trainer. `validation` may be null. `world`: the group of all
+  // ranks, for parallel.watch_divergence; null: nothing is compared.
   Trainer(const recipe::Recipe& recipe, const Worker& worker, parallel::Engine& engine,
           parallel::Task& task, Samples& train, Samples* validation,
-          std::vector<std::shared_ptr<Callback>> callbacks);
+          std::vector<std::shared_ptr<Callback>> callbacks,
+          std::shared_ptr<collective::Group> world = nullptr);
 
   // Resumes from the newest whole checkpoint if the worker says so. WorldError: a lost peer, a full
-  // disk, a gradient that is not finite (on_nan: stop). The last checkpoint is always whole.
+  // disk, a gradient that is not finite (on_nan: stop), ranks that differ in what they hold alike
+  // (parallel.watch_divergence). The last checkpoint is always whole.
   Result run();
 
  private:
@@ -47,6 +51,7 @@ class Trainer {
   void after(const parallel::StepOutcome& outcome, double seconds);
   void refuse_non_finite(const parallel::StepOutcome& outcome) const;
   bool due(const recipe::Duration& every) const;
+  void refuse_divergence();
   void evaluate(StepEvent& event);
   void save();
   bool finished(const parallel::StepOutcome& outcome) const;
@@ -61,11 +66,13 @@ class Trainer {
   Samples* validation_;
   std::vector<std::shared_ptr<Callback>> callbacks_;
   checkpoint::Saver saver_;
+  std::optional<DivergenceWatch> watch_;
 
   std::int64_t total_ = 0;    // steps; 0: the duration is in seconds
   std::int64_t step_ = 0;     // done
   std::int64_t samples_ = 0;  // used: the data position
   std::int64_t saved_ = -1;   // step of the newest checkpoint of ours
+  std::int64_t alike_ = -1;   // step after which the ranks were compared last
   double started_ = 0;
   double elapsed_before_ = 0;  // seconds of training before this process
   double elapsed_ = 0;         // agreed by all ranks
