@@ -117,10 +117,22 @@ torch::Tensor MeshExperts::home(const torch::Tensor& rows, const Way& way) const
   return x;
 }
 
+void MeshExperts::note(const char* at, const torch::Tensor& rows, bool away) const {
+  if (!trace_) return;
+  const char *out = "all-to-all", *back = "all-to-all";
+  if (groups_.expert_tensor) {
+    out = groups_.expert ? "all-to-all, all-gather" : "all-gather";
+    back = groups_.expert ? "reduce-scatter, all-to-all" : "reduce-scatter";
+  }
+  trace_->note({at, "expert", nn::Type::shard(0), nn::Type::shard(0), away ? out : back,
+                away ? back : out, rows.numel() * static_cast<std::int64_t>(rows.element_size())});
+}
+
 nn::ExpertSpread::Sent MeshExperts::send(const torch::Tensor& rows, const Counts& counts) {
   if (!spreads()) return ExpertSpread::send(rows, counts);
   TUTTI_ASSERT(static_cast<std::int64_t>(counts.size()) ==
                spans_.back().begin + spans_.back().size);
+  note("rows to their experts", rows, true);
   const bool history = nn::wants_gradient({rows});
   const torch::NoGradGuard no_grad;
   auto way = std::make_shared<Way>();
@@ -150,6 +162,7 @@ torch::Tensor MeshExperts::bring_back(const torch::Tensor& rows, const Sent& sen
   const bool history = nn::wants_gradient({rows});
   const torch::NoGradGuard no_grad;
   torch::Tensor y = home(rows.detach(), *way);
+  note("rows home from their experts", y, false);
   if (history)
     nn::record({y}, {rows}, "bring_back",
                [this, way](nn::Tensors&& g) -> nn::Tensors { return {there(g[0], *way)}; });

@@ -17,6 +17,7 @@
 
 #include "collective/group.h"
 #include "nn/expert_spread.h"
+#include "parallel/mesh_spread.h"
 
 namespace tutti::parallel {
 
@@ -30,6 +31,9 @@ class MeshExperts : public nn::ExpertSpread {
  public:
   // `experts` of a layer, on all ranks.
   MeshExperts(std::int64_t experts, const ExpertGroups& groups);
+
+  // Where it notes its exchanges, with the bytes of this rank's rows; must live as long as this.
+  void trace(MeshSpread& to) { trace_ = &to; }
 
   nn::Span experts_here() const { return spans_[static_cast<std::size_t>(expert_rank())]; }
 
@@ -50,7 +54,10 @@ class MeshExperts : public nn::ExpertSpread {
   torch::Tensor there(const torch::Tensor& rows, const Way& way) const;
   torch::Tensor home(const torch::Tensor& rows, const Way& way) const;
 
+  void note(const char* at, const torch::Tensor& rows, bool away) const;
+
   ExpertGroups groups_;
+  MeshSpread* trace_ = nullptr;
   std::vector<nn::Span> spans_;  // of each rank of groups_.expert
 };
 

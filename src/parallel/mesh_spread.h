@@ -19,7 +19,7 @@ namespace tutti::parallel {
 struct Boundary {
   std::string at;  // the parameter whose operation asked
   std::string axis;
-  nn::Type from, to;
+  nn::Type from, to;  // on the tensor axis; of "expert", rows that travel, the same
   const char* forward = "none";
   const char* backward = "none";  // the collectives
   std::int64_t bytes = 0;         // of the whole tensor
@@ -48,6 +48,7 @@ class MeshSpread : public nn::Spread {
 
   // Keeps the conversions of passes from now on.
   void trace(bool on) { tracing_ = on; }
+  void note(Boundary boundary);  // if it is on
   std::vector<Boundary> take_trace() { return std::exchange(boundaries_, {}); }
 
   nn::Type placement(const torch::Tensor& parameter) const override;
@@ -70,7 +71,6 @@ class MeshSpread : public nn::Spread {
  private:
   std::string name_of(const torch::Tensor& parameter) const;
   bool loses_sums(const nn::Type& from) const;  // a seeded bug
-  void note(Boundary boundary);
   [[noreturn]] void refuse(nn::Type from, nn::Type to, const torch::Tensor& at) const;
   torch::Tensor all_reduced(const torch::Tensor& x) const;
   torch::Tensor gathered(const torch::Tensor& x, std::int64_t rows) const;

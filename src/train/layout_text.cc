@@ -28,6 +28,7 @@ void run_rank(const recipe::Recipe& recipe, const plan::Layout& layout,
   rank.task = std::make_unique<LanguageTask>(model, recipe);
   rank.engine = std::make_unique<parallel::MeshEngine>(recipe, *rank.task, layout, group);
   rank.engine->spread().trace(true);
+  rank.engine->experts().trace(rank.engine->spread());
   parallel::StepInput input;
   input.batches = [&](std::int64_t) -> parallel::Batch {
     const auto tokens = torch::zeros({recipe.batch.micro, recipe.data.sequence}, torch::kLong);
@@ -96,7 +97,8 @@ std::string parameters_text(const std::vector<Rank>& ranks, const plan::Layout& 
     const bool sliced = cut.type.kind == nn::Type::Kind::shard;
     const std::string row =
         padded(without_index(cut.name), 52) + padded(shape_text(cut.shape), 18) +
-        (layout.mesh.size("tensor") == 1 ? "whole"
+        (cut.folded ? str("of expert x expert_tensor: ", shape_text(cut.local_shape()))
+         : layout.mesh.size("tensor") == 1 ? "whole"
          : sliced ? str(to_text(cut.type), " on tensor: ", shape_text(cut.local_shape()))
                   : std::string("Replicate on tensor"));
     if (counts[row]++ == 0) order.push_back(row);
@@ -112,7 +114,8 @@ std::string boundaries_text(const std::vector<Rank>& ranks) {
   std::map<std::string, int> counts;
   for (const parallel::Boundary& b : ranks[0].boundaries) {
     const std::string row =
-        padded(without_index(b.at), 52) + padded(to_text(b.from) + " -> " + to_text(b.to), 24) +
+        padded(without_index(b.at), 52) +
+        padded(b.axis == "expert" ? "rows" : to_text(b.from) + " -> " + to_text(b.to), 24) +
         padded(str(b.forward, " / ", b.backward), 30) + human_bytes(static_cast<double>(b.bytes));
     if (counts[row]++ == 0) order.push_back(row);
   }
@@ -131,6 +134,7 @@ std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab) {
   const plan::Layout layout = plan::make_layout(recipe);
   const std::vector<Rank> ranks = run_ranks(recipe, layout);
   std::string text = str(layout.mesh.describe(), "\ndata: ", zero_text(recipe, layout), "\n");
+  if (layout.folds_experts()) text += str("experts: ", layout.experts.describe(), "\n");
   if (layout.stages.size() > 1) {
     text += str("pipeline: ", layout.schedule.kind, ", layers of its stages");
     for (std::size_t s = 0; s < layout.stages.size(); ++s)
@@ -138,8 +142,7 @@ std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab) {
                   layout.schedule.rank_of[s], ")");
     text += "\n";
   }
-  text += "\nparameters: global shape, and what the first tensor rank holds\n" +
-          parameters_text(ranks, layout);
+  text += "\nparameters: global shape, and what rank 0 holds\n" + parameters_text(ranks, layout);
   const std::string boundaries = boundaries_text(ranks);
   text +=
       boundaries.empty()

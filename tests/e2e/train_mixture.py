@@ -33,6 +33,26 @@ class Mixtures(RealRuns):
                 self.assert_same_bits(one, two, what)
                 self.assert_same_bits(one, cut, what)
 
+    def test_experts_on_other_ranks_and_resumed_on_one(self):
+        mesh = [*DOTS, "schedule.kind=constant", "parallel.engine=mesh"]
+        self.train("alone", *mesh, "duration=8 steps")
+        self.train("dealt", *mesh, "duration=8 steps", "parallel.workers=4", "parallel.tensor=2",
+                   "parallel.zero=1", "parallel.expert=2", "parallel.expert_tensor=2")
+        self.train("cut", *mesh, "duration=4 steps", "parallel.workers=3", "parallel.expert=3",
+                   "parallel.zero=3", "batch.global=12")
+        losses = self.scalar("alone", "loss")
+        for ours, theirs in zip(self.scalar("dealt", "loss"), losses, strict=True):
+            self.assertAlmostEqual(ours, theirs, 4)
+        self.assertEqual(len(self.scalar("cut", "loss")), 4)
+        self.resume("cut", "duration=6 steps", "parallel.workers=1", "parallel.expert=1",
+                    "parallel.zero=0")
+        told = self.tutti("layout", "show", "tiny.yaml", *[
+            word for setting in [*mesh, "parallel.workers=2", "parallel.expert=2"]
+            for word in ("--set", setting)]).stdout
+        self.assertRegex(told, r"gate_proj\.weight +\[6 x 24 x 32\] +of expert x expert_tensor: "
+                               r"\[3 x 24 x 32\]")
+        self.assertRegex(told, r"rows to their experts +rows +all-to-all / all-to-all")
+
     def test_what_is_made_of_it(self):
         self.train("run", *DOTS, *LONG)
         trained = self.summary("run")["validation_loss"]
