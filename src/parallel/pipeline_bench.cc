@@ -2,7 +2,7 @@
 // idle, measured, beside what plan::simulate() says of the schedule.
 //
 // Stages are toys: each pass (forward, input gradient, weight gradient) of each stage sleeps for
-// MILLISECONDS (10), so that ranks need no cores of their own; everything else is the real
+// MILLISECONDS (20), so that ranks need no cores of their own; everything else is the real
 // parallel::Pipeline on ranks that are threads, with messages of 4 KiB. Idle is 1 - work / span of
 // the slowest rank, of the sleeps as they were. Each row is the median of ROUNDS (3).
 #include <algorithm>
@@ -83,7 +83,7 @@ void run(double seconds, int rounds) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  run((argc > 1 ? std::atof(argv[1]) : 10) / 1000, argc > 2 ? std::atoi(argv[2]) : 3);
+  run((argc > 1 ? std::atof(argv[1]) : 20) / 1000, argc > 2 ? std::atoi(argv[2]) : 3);
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
