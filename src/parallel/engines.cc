@@ -7,6 +7,7 @@
 #include "parallel/mesh_engine.h"
 #include "parallel/replicated.h"
 #include "plan/layout.h"
+#include "recipe/fields.h"
 
 namespace tutti::parallel {
 namespace {
@@ -31,6 +32,7 @@ std::map<std::string, EngineFactory>& factories() {
 
 void register_engine(const std::string& name, EngineFactory factory) {
   factories()[name] = std::move(factory);
+  recipe::add_engine(name);
 }
 
 std::vector<std::string> engine_names() {
@@ -39,13 +41,16 @@ std::vector<std::string> engine_names() {
   return names;
 }
 
-std::unique_ptr<Engine> make_engine(const recipe::Recipe& recipe, Task& task,
-                                    std::shared_ptr<collective::Group> world) {
-  const auto found = factories().find(recipe.parallel.engine);
-  if (found == factories().end())
+void require_engine(const recipe::Recipe& recipe) {
+  if (!factories().contains(recipe.parallel.engine))
     throw ConfigError({{"parallel.engine", "", recipe.parallel.engine,
                         "must be one of " + join(engine_names(), ", "), ""}});
-  return found->second(recipe, task, std::move(world));
+}
+
+std::unique_ptr<Engine> make_engine(const recipe::Recipe& recipe, Task& task,
+                                    std::shared_ptr<collective::Group> world) {
+  require_engine(recipe);
+  return factories().at(recipe.parallel.engine)(recipe, task, std::move(world));
 }
 
 }  // namespace tutti::parallel

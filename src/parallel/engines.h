@@ -19,6 +19,9 @@ using EngineFactory = std::function<std::unique_ptr<Engine>(
 void register_engine(const std::string& name, EngineFactory factory);
 std::vector<std::string> engine_names();
 
+// ConfigError for an unknown name, which lists the known ones.
+void require_engine(const recipe::Recipe& recipe);
+
 // Collective over `world`. ConfigError for an unknown name or a layout that is none.
 std::unique_ptr<Engine> make_engine(const recipe::Recipe& recipe, Task& task,
                                     std::shared_ptr<collective::Group> world);

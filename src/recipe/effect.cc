@@ -100,7 +100,8 @@ void note_run(const Recipe& r, Notes& notes) {
 }
 
 // What is refused with the wrong engine or degrees (plan/layout.h) is not said here too.
-void note_layout(const Parallel& p, Notes& notes) {
+void note_layout(const Recipe& r, Notes& notes) {
+  const Parallel& p = r.parallel;
   notes.idle(p.zero != 3, {"parallel.prefetch", "parallel.reshard_after_forward"},
              "parallel.zero is not 3");
   notes.idle(p.tensor == 1, {"parallel.sequence_parallel", "parallel.tensor_chunks"},
@@ -109,7 +110,8 @@ void note_layout(const Parallel& p, Notes& notes) {
   notes.idle(p.pipeline == 1, {"parallel.pipeline_schedule"}, "parallel.pipeline is 1");
   const std::int64_t data = p.workers / model_ranks(p);
   const bool copies = data > 1 && (p.zero < 3 || (p.shard > 0 && p.shard < data));
-  notes.idle(!copies && p.tensor == 1 && p.context == 1, {"parallel.watch_divergence"},
+  const bool tied = p.pipeline > 1 && r.model.tied;
+  notes.idle(!copies && !tied && p.tensor == 1 && p.context == 1, {"parallel.watch_divergence"},
              "no two workers hold the same state");
 }
 
@@ -122,7 +124,7 @@ std::vector<Violation> without_effect(const Recipe& recipe, const Where& where) 
   note_optimizer(recipe, notes);
   note_data(recipe, notes);
   note_run(recipe, notes);
-  note_layout(recipe.parallel, notes);
+  note_layout(recipe, notes);
   return notes.found();
 }
 

@@ -101,6 +101,23 @@ Field cut(const char* name, const char* doc, At at) {
   };
   return make(name, Kind::text, doc, "must be even, or the layers of each stage, like 3 2 2 1", at,
               convert, itself);
+// A choice to which programs add names of their own.
+Strings& engines() {
+  static Strings names = {"replicated", "sharded", "mesh"};
+  return names;
+}
+
+template <class At>
+Field engine(const char* name, const char* doc, At at) {
+  Field field = choice(name, doc, engines(), at);
+  field.set = [at](Recipe& recipe, const std::string& value) {
+    const bool known = std::count(engines().begin(), engines().end(), value) > 0;
+    if (known) at(recipe) = value;
+    return known;
+  };
+  return field;
+}
+
 }
 
 // One of the words, or a whole number.
@@ -374,10 +391,10 @@ std::vector<Field> parallel_fields() {
             "Number of processes: data x context x tensor x pipeline ranks. The data ranks divide "
             "the micro-batches of a step.",
             ranks, AT(parallel.workers)),
-      choice("parallel.engine",
+      engine("parallel.engine",
              "How the model is spread: copies, shards of the state (ZeRO), or a mesh of any "
              "degrees.",
-             {"replicated", "sharded", "mesh"}, AT(parallel.engine)),
+             AT(parallel.engine)),
       count("parallel.threads", "Intra-op threads a worker; 0: cores / workers.", any_ranks,
             AT(parallel.threads)),
       choice("parallel.transport", "What collectives run over.", {"auto", "shm", "gloo"},
@@ -466,12 +483,28 @@ std::vector<Field> output_fields() {
 
 }  // namespace
 
-const std::vector<Field>& fields() {
-  static const std::vector<Field> list = [] {
+namespace {
+
+std::vector<Field>& list_of_fields() {
+  static std::vector<Field> list = [] {
     std::vector<Field> all;
     for (auto group : {run_fields, model_fields, moe_fields, data_fields, optimizer_fields,
                        parallel_fields, output_fields})
       append(all, group());
+}  // namespace
+
+const std::vector<Field>& fields() { return list_of_fields(); }
+
+void add_engine(const std::string& name) {
+  if (std::count(engines().begin(), engines().end(), name) > 0) return;
+  engines().push_back(name);
+  for (Field& field : list_of_fields())
+    if (field.name == "parallel.engine") {
+      field.choices = engines();
+      field.rule = "must be one of " + join(engines(), ", ");
+    }
+}
+
     return all;
   }();
   return list;

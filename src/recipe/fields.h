@@ -42,6 +42,9 @@ struct Field {
 // In the order in which a recipe is written; a group's fields are neighbours.
 const std::vector<Field>& fields();
 
+// Makes it a legal parallel.engine. Before recipes are read (parallel::register_engine calls it).
+void add_engine(const std::string& name);
+
 // nullptr if there is none.
 const Field* find_field(const std::string& name);
 

@@ -145,6 +145,7 @@ Result fit(int argc, char** argv, const recipe::Recipe& asked, parallel::Task& t
   if (const char* folder = std::getenv(run_variable)) {
     if (const auto earlier = finished_call()) {
       load_trained(task.module(), *earlier);
+  parallel::require_engine(recipe);
       return result_of(parse_json(read_file(earlier->summary()), earlier->summary().string()));
     }
     const Result result = work(

@@ -30,11 +30,16 @@ struct Player {
       if (tensor.name == name) return tensor.value;
     throw WorldError("no state " + name);
   }
-  parallel::StepOutcome step(std::int64_t step) const {
+  using Change = std::function<void(std::int64_t id, parallel::Batch&)>;
+  parallel::StepOutcome step(std::int64_t step, const Change& change = {}) const {
     parallel::StepInput input;
     input.step = step;
     input.lr = 0.02;
-    input.batches = [step](std::int64_t id) { return batch_of(step, id); };
+    input.batches = [&](std::int64_t id) {
+      parallel::Batch batch = batch_of(step, id);
+      if (change) change(id, batch);
+      return batch;
+    };
     return engine.step(input);
   }
 };
@@ -44,12 +49,13 @@ using MakeTask = std::function<std::unique_ptr<LanguageTask>(
 
 // body(player) on every rank of recipe.parallel.workers.
 inline void play(const recipe::Recipe& recipe, const std::function<void(const Player&)>& body,
-                 const MakeTask& make_task = {}) {
+                 const MakeTask& make_task = {}, torch::ScalarType type = torch::kFloat) {
   const int ranks = static_cast<int>(recipe.parallel.workers);
   std::vector<std::unique_ptr<LanguageTask>> tasks;
   for (int rank = 0; rank < ranks; ++rank) {
     auto model = nn::make_model(recipe.model);
     nn::initialise(*model, 7);
+    for (auto& p : model->parameters()) p.set_data(p.detach().to(type));
     tasks.push_back(make_task ? make_task(rank, model, recipe)
                               : std::make_unique<LanguageTask>(model, recipe));
   }
