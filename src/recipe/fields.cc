@@ -101,23 +101,6 @@ Field cut(const char* name, const char* doc, At at) {
   };
   return make(name, Kind::text, doc, "must be even, or the layers of each stage, like 3 2 2 1", at,
               convert, itself);
-// A choice to which programs add names of their own.
-Strings& engines() {
-  static Strings names = {"replicated", "sharded", "mesh"};
-  return names;
-}
-
-template <class At>
-Field engine(const char* name, const char* doc, At at) {
-  Field field = choice(name, doc, engines(), at);
-  field.set = [at](Recipe& recipe, const std::string& value) {
-    const bool known = std::count(engines().begin(), engines().end(), value) > 0;
-    if (known) at(recipe) = value;
-    return known;
-  };
-  return field;
-}
-
 }
 
 // One of the words, or a whole number.
@@ -142,6 +125,19 @@ Field choice(const char* name, const char* doc, Strings choices, At at) {
   std::string rule = choices.size() == 1 ? "must be " : "must be one of ";
   Field field = make(name, Kind::choice, doc, rule + join(choices, ", "), at, convert, itself);
   field.choices = std::move(choices);
+  return field;
+}
+
+// A choice to which programs add names of their own (add_engine).
+template <class At>
+Field engine(const char* name, const char* doc, const Strings& names, At at) {
+  Field field = choice(name, doc, names, at);
+  field.set = [at, name](Recipe& recipe, const std::string& value) {
+    const Strings& known = find_field(name)->choices;
+    if (std::find(known.begin(), known.end(), value) == known.end()) return false;
+    at(recipe) = value;
+    return true;
+  };
   return field;
 }
 
@@ -394,7 +390,7 @@ std::vector<Field> parallel_fields() {
       engine("parallel.engine",
              "How the model is spread: copies, shards of the state (ZeRO), or a mesh of any "
              "degrees.",
-             AT(parallel.engine)),
+             {"replicated", "sharded", "mesh"}, AT(parallel.engine)),
       count("parallel.threads", "Intra-op threads a worker; 0: cores / workers.", any_ranks,
             AT(parallel.threads)),
       choice("parallel.transport", "What collectives run over.", {"auto", "shm", "gloo"},
@@ -483,42 +479,12 @@ std::vector<Field> output_fields() {
 
 }  // namespace
 
-namespace {
-
-std::vector<Field>& list_of_fields() {
-  static std::vector<Field> list = [] {
-    std::vector<Field> all;
-    for (auto group : {run_fields, model_fields, moe_fields, data_fields, optimizer_fields,
-                       parallel_fields, output_fields})
-      append(all, group());
-}  // namespace
-
-const std::vector<Field>& fields() { return list_of_fields(); }
-
-void add_engine(const std::string& name) {
-  if (std::count(engines().begin(), engines().end(), name) > 0) return;
-  engines().push_back(name);
-  for (Field& field : list_of_fields())
-    if (field.name == "parallel.engine") {
-      field.choices = engines();
-      field.rule = "must be one of " + join(engines(), ", ");
-    }
-}
-
-    return all;
-  }();
-  return list;
-}
-
-const Field* find_field(const std::string& name) {
-  for (const Field& field : fields())
-    if (field.name == name) return &field;
-  return nullptr;
-}
-
-bool is_group(const std::string& name) {
-  return std::any_of(fields().begin(), fields().end(),
-                     [&](const Field& field) { return field.name.starts_with(name + "."); });
+std::vector<Field> make_fields() {
+  std::vector<Field> all;
+  for (auto group : {run_fields, model_fields, moe_fields, data_fields, optimizer_fields,
+                     parallel_fields, output_fields})
+    append(all, group());
+  return all;
 }
 
 }  // namespace tutti::recipe

@@ -39,6 +39,9 @@ struct Field {
   std::function<std::vector<Source>&(Recipe&)> sources;
 };
 
+// What fields() begins with.
+std::vector<Field> make_fields();
+
 // In the order in which a recipe is written; a group's fields are neighbours.
 const std::vector<Field>& fields();
 

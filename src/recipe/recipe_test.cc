@@ -283,12 +283,12 @@ TEST_CASE("options without effect are said, and only where they were set") {
   CHECK(read("").notes.empty());
   for (const char* watched : {"zero: 2", "zero: 3, shard: 1", "zero: 3, engine: mesh, tensor: 2"})
     CHECK(read(str("parallel: {workers: 2, watch_divergence: 10, ", watched, "}\n")).notes.empty());
-  CHECK(read("optimizer: {name: muon, momentum: 0.9, matrix_lr: 0.1}\n").notes.empty());
-}
   const std::string ends =
       "parallel: {workers: 2, watch_divergence: 10, engine: mesh, pipeline: 2}\n";
   CHECK(noted(read(ends), "parallel.watch_divergence", "the same state"));
   CHECK(read(ends + "model: {tied: on}\n").notes.empty());
+  CHECK(read("optimizer: {name: muon, momentum: 0.9, matrix_lr: 0.1}\n").notes.empty());
+}
 
 TEST_CASE("to_yaml parses back to the same value: random recipes") {
   int accepted = 0;
