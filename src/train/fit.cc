@@ -142,10 +142,10 @@ Result fit(int argc, char** argv, const recipe::Recipe& asked, parallel::Task& t
   checked.data.train = {{"the program's", 1}};
   const auto wrong = recipe::contradictions(checked, [](const std::string&) { return "fit()"; });
   if (!wrong.empty()) throw ConfigError(wrong);
+  parallel::require_engine(recipe);
   if (const char* folder = std::getenv(run_variable)) {
     if (const auto earlier = finished_call()) {
       load_trained(task.module(), *earlier);
-  parallel::require_engine(recipe);
       return result_of(parse_json(read_file(earlier->summary()), earlier->summary().string()));
     }
     const Result result = work(
