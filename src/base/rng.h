@@ -25,6 +25,8 @@ class RandomStream {
   double normal(std::uint64_t position) const;
   // normal(2 pair) and normal(2 pair + 1), for filling arrays at half the cost.
   std::array<double, 2> normal_pair(std::uint64_t pair) const;
+  // The key of words(): philox4x32({position, substream}, key), each 64 bits, low words first.
+  std::uint64_t key() const { return key_; }
   // Uniform in [0, bound); bound >= 1.
   std::uint64_t below(std::uint64_t bound, std::uint64_t position) const;
 

@@ -1,6 +1,7 @@
 // tutti layout show RECIPE: where each parameter lies, and which collectives a step has.
 #include <memory>
 
+#include "cli/micro_batch.h"
 #include "cli/verbs.h"
 #include "cli/worker.h"
 #include "launch/cores.h"
@@ -23,6 +24,7 @@ int show(const Options& options) {
       recipe::load(options.file, options.overrides, recipe::Inputs::none, plan::layout_violations)
           .recipe;
   recipe::resolve(recipe, launch::usable_cores());
+  choose_micro_batch(recipe);
   if (const auto vocab = recipe::learnt_vocab(recipe.data.tokenizer)) {
     recipe.data.tokenizer = "bytes";
     if (recipe.model.vocab == 0) recipe.model.vocab = *vocab;

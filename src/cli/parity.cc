@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "cli/micro_batch.h"
 #include "cli/verbs.h"
 #include "cli/worker.h"
 #include "data/tokenizer.h"
@@ -34,6 +35,7 @@ int run(const Options& options) {
                                    recipe::Inputs::data_and_weights, plan::layout_violations);
   recipe::Recipe recipe = parsed.recipe;
   recipe::resolve(recipe, launch::usable_cores());
+  choose_micro_batch(recipe);
   use_bytes(recipe.data);
   std::vector<std::string> args{"parity", "--recipe=" + recipe::to_yaml(recipe),
                                 "--precision=" + options.precision, str("--steps=", options.steps),

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "cli/micro_batch.h"
 #include "cli/verbs.h"
 #include "plan/layout.h"
 #include "recipe/parse.h"
@@ -21,7 +22,9 @@ recipe::Recipe read(const Options& options) {
   const auto parsed =
       recipe::load(options.file, options.overrides, recipe::Inputs::none, plan::layout_violations);
   for (const Violation& note : parsed.notes) std::cerr << "note: " << to_text(note) << "\n";
-  return parsed.recipe;
+  recipe::Recipe recipe = parsed.recipe;
+  choose_micro_batch(recipe);
+  return recipe;
 }
 
 CLI::App* add_file_verb(CLI::App* group, const std::shared_ptr<Options>& options, const char* name,

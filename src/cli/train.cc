@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "checkpoint/loader.h"
+#include "cli/micro_batch.h"
 #include "cli/runs.h"
 #include "cli/verbs.h"
 #include "cli/worker.h"
@@ -70,6 +71,7 @@ int train(const Options& options) {
         {{"RECIPE", "", options.recipe, "does not exist", "recipes/shakespeare.yaml is one"}});
   recipe::Recipe recipe = read_recipe(options.recipe, options, false);
   recipe::resolve(recipe, launch::usable_cores());
+  choose_micro_batch(recipe, options.show() == Show::automatic);
   const auto run =
       options.out.empty() ? events::create_dated_run(recipe.name) : events::create_run(options.out);
   const events::RunLock lock(run);
@@ -82,7 +84,7 @@ int train(const Options& options) {
 bool may_change(const std::string& field) {
   if (field == "parallel.threads") return false;  // other threads may sum in another order
   for (const char* prefix : {"duration", "parallel.", "checkpoint.", "evaluation.", "logging.",
-                             "on_nan", "data.train", "data.validation"})
+                             "on_nan", "data.train", "data.validation", "optimizer.state"})
     if (field.starts_with(prefix)) return true;
   return false;
 }

@@ -207,8 +207,9 @@ Value Decoder::attend(std::size_t index, const Value& qkv, const Pass& pass) con
   torch::Tensor keep;
   if (pass.dropping)
     keep = kept({heads.batch, config_.heads, pass.length, pass.length},
-                layers_[index].name + ".attention_weights", pass)
-               .narrow(1, first, heads.heads);
+                layers_[index].name + ".attention_weights", pass);
+  if (pass.dropping && heads.heads < config_.heads)  // the others' is let go of
+    keep = keep.narrow(1, first, heads.heads).clone();
   return attention(qkv, {{}, heads, pass.rope, pass.first_key, keep, pass.length});
 }
 

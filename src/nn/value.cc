@@ -166,7 +166,9 @@ Value dropped(const Value& x, const torch::Tensor& mask) {
     refuse("dropout", "its mask has whole rows", x.type);
   const Span rows = is_shard(x.type, 0) ? spread().rows(x.rows) : Span{0, x.rows};
   const std::int64_t first = fault("dropout-rows") ? 0 : rows.begin;
-  return with(x, x.tensor * mask.narrow(0, first, rows.size).to(x.tensor.scalar_type()));
+  const bool all = rows.size == mask.size(0);
+  const auto here = all ? mask : mask.narrow(0, first, rows.size).clone();  // lets go of the rest
+  return with(x, x.tensor * here.to(x.tensor.scalar_type()));
 }
 
 torch::Tensor head_loss(const Value& x, const torch::Tensor& weight, const torch::Tensor& targets,

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/rng.h"
 #include "optim/kernels.h"
 
 namespace tutti::optim {
@@ -26,13 +27,69 @@ void for_chunks(const Segment& segment, const Run& run) {
   });
 }
 
+// run(at, place, count) for elements [at, at + count) of the segment that lie side by side, from
+// `place` on, in the whole parameter.
+template <class Visit>
+void for_places(const Segment& segment, std::int64_t at, std::int64_t count, const Visit& visit) {
+  const std::int64_t end = at + count;
+  const auto& runs = segment.runs;
+  if (runs.empty()) return visit(at, segment.first + at, count);
+  auto run = std::upper_bound(runs.begin(), runs.end(), segment.first + at,
+                              [](std::int64_t first, const Run& r) { return first < r.first; });
+  for (; at < end; ++run) {
+    const std::int64_t next = run == runs.end() ? end : std::min(end, run->first - segment.first);
+    const Run& within = *std::prev(run);
+    visit(at, within.place + segment.first + at - within.first, next - at);
+    at = next;
+  }
+}
+
+std::uint16_t* bits_of(torch::Tensor& moments) {
+  return reinterpret_cast<std::uint16_t*>(moments.data_ptr<at::BFloat16>());
+}
+
+// How bf16 moments are rounded: optimizer.h.
+class Rounding {
+ public:
+  Rounding(const recipe::Optimizer& recipe, std::uint64_t seed)
+      : active_(recipe.state == "bf16"), seed_(seed) {}
+  bool active() const { return active_; }
+  torch::ScalarType type(const torch::Tensor& like) const {
+    return active_ ? torch::kBFloat16 : like.scalar_type();
+  }
+  Draws draws(const Segment& segment, std::int64_t step) const {
+    return {RandomStream(seed_, "moments/" + segment.name).key(), static_cast<std::uint64_t>(step)};
+  }
+  // Of the segment's elements, flat, to where they are kept.
+  void store(const torch::Tensor& values, torch::Tensor kept, const Segment& segment,
+             std::int64_t step) const {
+    if (!active_) return void(kept.copy_(values));
+    const torch::Tensor from = values.cpu().contiguous();
+    torch::Tensor to = kept.is_cpu() ? kept : torch::empty_like(from, torch::kBFloat16);
+    const Draws draw = draws(segment, step);
+    for_places(
+        segment, 0, segment.size, [&](std::int64_t at, std::int64_t place, std::int64_t count) {
+          if (from.scalar_type() == torch::kFloat)
+            round_bf16(from.const_data_ptr<float>() + at, bits_of(to) + at, count, draw, place);
+          else
+            round_bf16(from.const_data_ptr<double>() + at, bits_of(to) + at, count, draw, place);
+        });
+    if (!kept.is_cpu()) kept.copy_(to);
+  }
+
+ private:
+  bool active_;
+  std::uint64_t seed_;
+};
+
 class Moments {
  public:
   // `indices`: which of the optimizer's segments these are; empty: all of them.
-  Moments(std::vector<Segment> segments, const torch::Tensor& like, std::vector<std::string> names,
-          std::vector<std::size_t> indices = {})
+  Moments(std::vector<Segment> segments, const torch::Tensor& like, torch::ScalarType type,
+          std::vector<std::string> names, std::vector<std::size_t> indices = {})
       : segments_(std::move(segments)), names_(std::move(names)), indices_(std::move(indices)) {
-    for (std::size_t i = 0; i < names_.size(); ++i) buffers_.push_back(torch::zeros_like(like));
+    for (std::size_t i = 0; i < names_.size(); ++i)
+      buffers_.push_back(torch::zeros_like(like, type));
   }
   const std::vector<Segment>& segments() const { return segments_; }
   torch::Tensor& operator[](std::size_t i) { return buffers_[i]; }
@@ -55,9 +112,12 @@ class Moments {
 class AdamWOptimizer : public Optimizer {
  public:
   AdamWOptimizer(const recipe::Optimizer& recipe, std::vector<Segment> segments,
-                 const torch::Tensor& like, std::vector<std::size_t> indices = {})
+                 const torch::Tensor& like, std::uint64_t seed,
+                 std::vector<std::size_t> indices = {})
       : recipe_(recipe),
-        moments_(std::move(segments), like, {"exp_avg", "exp_avg_sq"}, std::move(indices)) {}
+        rounding_(recipe, seed),
+        moments_(std::move(segments), like, rounding_.type(like), {"exp_avg", "exp_avg_sq"},
+                 std::move(indices)) {}
 
   void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step, double lr,
             double scale) override {
@@ -72,11 +132,11 @@ class AdamWOptimizer : public Optimizer {
     for (const Segment& segment : moments_.segments()) {
       options.decay = decays(segment) ? 1 - lr * recipe_.weight_decay : 1;
       if (!master.device().is_cpu())
-        elsewhere(master, gradient, segment, options);
+        elsewhere(master, gradient, segment, options, step);
       else if (master.scalar_type() == torch::kFloat)
-        here<float>(master, gradient, segment, options);
+        here<float>(master, gradient, segment, options, step);
       else
-        here<double>(master, gradient, segment, options);
+        here<double>(master, gradient, segment, options, step);
     }
   }
   std::vector<NamedTensor> state() override { return moments_.state(); }
@@ -84,9 +144,20 @@ class AdamWOptimizer : public Optimizer {
  private:
   template <class T>
   void here(torch::Tensor& master, const torch::Tensor& gradient, const Segment& segment,
-            const AdamW& options) {
+            const AdamW& options, std::int64_t step) {
     T* w = master.data_ptr<T>();
     const T* g = gradient.const_data_ptr<T>();
+    if (rounding_.active()) {
+      const Draws draws = rounding_.draws(segment, step);
+      std::uint16_t *m = bits_of(moments_[0]), *v = bits_of(moments_[1]);
+      return for_chunks<T>(segment, [&](std::int64_t at, std::int64_t count) {
+        for_places(segment, at - segment.offset, count,
+                   [&](std::int64_t i, std::int64_t place, std::int64_t n) {
+                     i += segment.offset;
+                     adamw_bf16(w + i, g + i, m + i, v + i, n, options, draws, place);
+                   });
+      });
+    }
     T *m = moments_[0].data_ptr<T>(), *v = moments_[1].data_ptr<T>();
     for_chunks<T>(segment, [&](std::int64_t at, std::int64_t count) {
       adamw(w + at, g + at, m + at, v + at, count, options);
@@ -94,35 +165,41 @@ class AdamWOptimizer : public Optimizer {
   }
   // The same update as torch operations, for other devices.
   void elsewhere(torch::Tensor& master, const torch::Tensor& gradient, const Segment& segment,
-                 const AdamW& o) {
-    auto w = part(master, segment), m = part(moments_[0], segment), v = part(moments_[1], segment);
+                 const AdamW& o, std::int64_t step) {
+    auto w = part(master, segment), kept_m = part(moments_[0], segment),
+         kept_v = part(moments_[1], segment);
     const auto g = part(gradient, segment) * o.scale;
-    m.mul_(o.beta1).add_(g, 1 - o.beta1);
-    v.mul_(o.beta2).addcmul_(g, g, 1 - o.beta2);
+    const auto m = (kept_m.to(g.scalar_type()) * o.beta1).add_(g, 1 - o.beta1);
+    const auto v = (kept_v.to(g.scalar_type()) * o.beta2).addcmul_(g, g, 1 - o.beta2);
+    rounding_.store(m, kept_m, segment, step);
+    rounding_.store(v, kept_v, segment, -step);  // draws of its own
     w.mul_(o.decay).addcdiv_(m, (v.sqrt() * o.v_factor).add_(o.eps), -o.rate);
   }
 
   recipe::Optimizer recipe_;
+  Rounding rounding_;
   Moments moments_;
 };
 
 class SgdOptimizer : public Optimizer {
  public:
   SgdOptimizer(const recipe::Optimizer& recipe, std::vector<Segment> segments,
-               const torch::Tensor& like)
-      : recipe_(recipe), moments_(std::move(segments), like, {"momentum"}) {}
+               const torch::Tensor& like, std::uint64_t seed)
+      : recipe_(recipe),
+        rounding_(recipe, seed),
+        moments_(std::move(segments), like, rounding_.type(like), {"momentum"}) {}
 
-  void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t, double lr,
+  void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step, double lr,
             double scale) override {
     for (const Segment& segment : moments_.segments()) {
       const Sgd options{recipe_.momentum, decays(segment) ? 1 - lr * recipe_.weight_decay : 1, lr,
                         scale, recipe_.nesterov};
       if (!master.device().is_cpu())
-        elsewhere(master, gradient, segment, options);
+        elsewhere(master, gradient, segment, options, step);
       else if (master.scalar_type() == torch::kFloat)
-        here<float>(master, gradient, segment, options);
+        here<float>(master, gradient, segment, options, step);
       else
-        here<double>(master, gradient, segment, options);
+        here<double>(master, gradient, segment, options, step);
     }
   }
   std::vector<NamedTensor> state() override { return moments_.state(); }
@@ -130,22 +207,36 @@ class SgdOptimizer : public Optimizer {
  private:
   template <class T>
   void here(torch::Tensor& master, const torch::Tensor& gradient, const Segment& segment,
-            const Sgd& options) {
-    T *w = master.data_ptr<T>(), *b = moments_[0].data_ptr<T>();
+            const Sgd& options, std::int64_t step) {
+    T* w = master.data_ptr<T>();
     const T* g = gradient.const_data_ptr<T>();
+    if (rounding_.active()) {
+      const Draws draws = rounding_.draws(segment, step);
+      std::uint16_t* b = bits_of(moments_[0]);
+      return for_chunks<T>(segment, [&](std::int64_t at, std::int64_t count) {
+        for_places(segment, at - segment.offset, count,
+                   [&](std::int64_t i, std::int64_t place, std::int64_t n) {
+                     i += segment.offset;
+                     sgd_bf16(w + i, g + i, b + i, n, options, draws, place);
+                   });
+      });
+    }
+    T* b = moments_[0].data_ptr<T>();
     for_chunks<T>(segment, [&](std::int64_t at, std::int64_t count) {
       sgd(w + at, g + at, b + at, count, options);
     });
   }
   void elsewhere(torch::Tensor& master, const torch::Tensor& gradient, const Segment& segment,
-                 const Sgd& o) {
-    auto w = part(master, segment), b = part(moments_[0], segment);
+                 const Sgd& o, std::int64_t step) {
+    auto w = part(master, segment), kept = part(moments_[0], segment);
     const auto g = part(gradient, segment) * o.scale;
-    b.mul_(o.momentum).add_(g);
+    const auto b = (kept.to(g.scalar_type()) * o.momentum).add_(g);
+    rounding_.store(b, kept, segment, step);
     w.mul_(o.decay).add_(o.nesterov ? g + o.momentum * b : b, -o.lr);
   }
 
   recipe::Optimizer recipe_;
+  Rounding rounding_;
   Moments moments_;
 };
 
@@ -174,11 +265,13 @@ std::vector<std::size_t> cut(const std::vector<double>& costs, int parts) {
 class MuonOptimizer : public Optimizer {
  public:
   MuonOptimizer(const recipe::Optimizer& recipe, const std::vector<Segment>& segments,
-                const torch::Tensor& like, Peers peers)
+                const torch::Tensor& like, Peers peers, std::uint64_t seed)
       : recipe_(recipe),
+        rounding_(recipe, seed),
         hidden_(indices_of(segments, true)),
-        matrices_(chosen(segments, hidden_), like, {"muon_momentum"}, hidden_),
-        rest_(recipe, chosen(segments, indices_of(segments, false)), like,
+        matrices_(chosen(segments, hidden_), like, rounding_.type(like), {"muon_momentum"},
+                  hidden_),
+        rest_(recipe, chosen(segments, indices_of(segments, false)), like, seed,
               indices_of(segments, false)),
         peers_(std::move(peers)),
         directions_(torch::zeros_like(like)) {
@@ -195,7 +288,8 @@ class MuonOptimizer : public Optimizer {
     std::vector<torch::Tensor> momenta;
     for (const Segment& segment : segments) {
       const auto g = part(gradient, segment) * scale;
-      momenta.push_back(torch::add(g, part(matrices_[0], segment), recipe_.momentum));
+      momenta.push_back(
+          torch::add(g, part(matrices_[0], segment).to(g.scalar_type()), recipe_.momentum));
       auto direction = part(directions_, segment);
       direction.copy_(momenta.back());
       if (recipe_.nesterov) direction.mul_(recipe_.momentum).add_(g);
@@ -210,7 +304,7 @@ class MuonOptimizer : public Optimizer {
       const Segment& segment = segments[i];
       const double outputs = static_cast<double>(segment.shape[segment.input_first ? 1 : 0]),
                    inputs = static_cast<double>(segment.shape[segment.input_first ? 0 : 1]);
-      part(matrices_[0], segment).copy_(momenta[i]);
+      rounding_.store(momenta[i], part(matrices_[0], segment), segment, step);
       part(master, segment)
           .mul_(1 - matrix_lr * recipe_.weight_decay)
           .add_(part(directions_, segment),
@@ -313,6 +407,7 @@ class MuonOptimizer : public Optimizer {
   }
 
   recipe::Optimizer recipe_;
+  Rounding rounding_;
   std::vector<std::size_t> hidden_;
   Moments matrices_;
   AdamWOptimizer rest_;
@@ -348,13 +443,14 @@ torch::Tensor orthogonalise(const torch::Tensor& matrix) {
 
 std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,
                                           std::vector<Segment> segments,
-                                          const torch::Tensor& master_like, Peers peers) {
+                                          const torch::Tensor& master_like, Peers peers,
+                                          std::uint64_t seed) {
   if (recipe.name == "adamw")
-    return std::make_unique<AdamWOptimizer>(recipe, std::move(segments), master_like);
+    return std::make_unique<AdamWOptimizer>(recipe, std::move(segments), master_like, seed);
   if (recipe.name == "sgd")
-    return std::make_unique<SgdOptimizer>(recipe, std::move(segments), master_like);
+    return std::make_unique<SgdOptimizer>(recipe, std::move(segments), master_like, seed);
   if (recipe.name == "muon")
-    return std::make_unique<MuonOptimizer>(recipe, segments, master_like, std::move(peers));
+    return std::make_unique<MuonOptimizer>(recipe, segments, master_like, std::move(peers), seed);
   throw ConfigError({{"optimizer.name", "", recipe.name, "must be one of adamw, muon, sgd", ""}});
 }
 

@@ -16,6 +16,11 @@
 
 namespace tutti::optim {
 
+// Elements from `first` on, of a part of a parameter, lie from `place` on in the whole one.
+struct Run {
+  std::int64_t first = 0, place = 0;
+};
+
 // One parameter, or a run of its elements, inside the flat buffers. Gaps between segments are zero
 // and stay zero.
 struct Segment {
@@ -24,6 +29,7 @@ struct Segment {
   std::vector<std::int64_t> shape;    // of the whole parameter
   bool input_first = false;           // a matrix [inputs, outputs], not [outputs, inputs]
   std::int64_t first = 0;             // which of the parameter's elements is the segment's first
+  std::vector<Run> runs = {};  // of a part of a parameter, ascending from first = 0; empty: whole
 };
 
 struct NamedTensor {
@@ -64,9 +70,15 @@ class Optimizer {
 //        steps, for the hidden matrices, with lr * matrix_lr / recipe lr * sqrt(max(1, outputs
 //        / inputs)); adamw for everything else. Each rank orthogonalises some of the matrices.
 // Weight decay applies to segments of two and more dimensions.
+//
+// optimizer.state bf16: what state() holds is bf16, the arithmetic is the master's, and what was
+// computed is rounded up or down by chance, in proportion (Zamirai et al., "Revisiting BFloat16
+// training", 2020, section 3.2): to the nearest, 0.999 v + 0.001 g^2 would never leave v. The draw
+// of an element is a function of (seed, the parameter's name, the element's place in it, step).
 std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,
                                           std::vector<Segment> segments,
-                                          const torch::Tensor& master_like, Peers peers = {});
+                                          const torch::Tensor& master_like, Peers peers = {},
+                                          std::uint64_t seed = 1);
 
 // The nearest semi-orthogonal matrix, roughly: singular values end within about [0.7, 1.2]. The
 // quintic iteration X <- aX + (bA + cA^2)X, A = XX^T, (a, b, c) = (3.4445, -4.7750, 2.0315) of the

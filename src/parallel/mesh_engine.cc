@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fault.h"
+#include "parallel/places.h"
 #include "parallel/step_parts.h"
 #include "parallel/whole_task.h"
 
@@ -189,6 +190,7 @@ std::unique_ptr<StageParameters> MeshEngine::make_parameters(const OwnStage& own
   StageParameters::Options options;
   options.compute_type = type_;
   options.reproducible = recipe_.reproducible;
+  options.seed = recipe_.seed;
   options.overlap = recipe_.parallel.overlap;
   options.zero = static_cast<int>(recipe_.parallel.zero);
   options.bucket_bytes = recipe_.parallel.bucket_bytes;
@@ -203,9 +205,11 @@ std::unique_ptr<StageParameters> MeshEngine::make_parameters(const OwnStage& own
                                   const std::vector<Piece>& pieces) {
       reduce_first(flats, first, end, pieces);
     };
+  const bool keeps_bf16 = recipe_.optimizer.state == "bf16";
   std::vector<StageParameters::Named> named;
   for (const std::size_t p : own.cuts)
-    named.push_back({cuts_[p].name, parameters_[p], task_.input_first(cuts_[p].name)});
+    named.push_back({cuts_[p].name, parameters_[p], task_.input_first(cuts_[p].name),
+                     keeps_bf16 ? places_of(cuts_[p]) : std::vector<optim::Run>()});
   return std::make_unique<StageParameters>(
       options, named, own.experts ? groups_.expert_replicas : groups_.data, recipe_.optimizer);
 }

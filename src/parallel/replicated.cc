@@ -48,7 +48,8 @@ ReplicatedEngine::ReplicatedEngine(const recipe::Recipe& recipe, Task& task,
   optimizer_ = optim::make_optimizer(
       recipe.optimizer, segments_, flat_.master(),
       {group_->rank(), group_->size(),
-       [this](torch::Tensor values, int root) { group_->broadcast(std::move(values), root); }});
+       [this](torch::Tensor values, int root) { group_->broadcast(std::move(values), root); }},
+      recipe.seed);
   group_->broadcast(flat_.master(), 0);
   for (const auto& named : task.module().named_parameters())
     if (!named.value().requires_grad())

@@ -45,6 +45,7 @@ void StageParameters::lay_out(const std::vector<Named>& parameters) {
     pieces_.push_back({named.name, named.parameter.sizes().vec(), total_, named.parameter.numel(),
                        named.parameter});
     input_first_.push_back(named.input_first);
+    runs_.push_back(named.runs);
     total_ += aligned(named.parameter.numel());
   }
   if (master_type_ == torch::kDouble) options_.compute_type = torch::kDouble;
@@ -144,7 +145,7 @@ void StageParameters::make_optimizer(const recipe::Optimizer& recipe) {
   peers.rank = DataRanks::rank_of(ranks_.shard);
   peers.sizes.assign(pieces_.size(), {});
   for (std::size_t p = 0; p < pieces_.size(); ++p) {
-    segments_.push_back({pieces_[p].name, 0, 0, pieces_[p].shape, input_first_[p], 0});
+    segments_.push_back({pieces_[p].name, 0, 0, pieces_[p].shape, input_first_[p], 0, runs_[p]});
     peers.sizes[p].assign(static_cast<std::size_t>(peers.size), 0);
   }
   for (const BucketState& b : buckets_)
@@ -172,7 +173,7 @@ void StageParameters::make_optimizer(const recipe::Optimizer& recipe) {
       ranks_.data->broadcast(std::move(values), root);
     };
   }
-  optimizer_ = optim::make_optimizer(recipe, segments_, master_, std::move(peers));
+  optimizer_ = optim::make_optimizer(recipe, segments_, master_, std::move(peers), options_.seed);
 }
 
 // Parameters that the sink does not serve tell us through autograd's own accumulation.

@@ -58,6 +58,7 @@ class StageParameters : public nn::GradSink {
     int zero = 0;
     std::int64_t bucket_bytes = 4 << 20;
     int micro_batches = 1;  // of a global batch
+    std::uint64_t seed = 1;  // of the rounding of bf16 moments
     bool reshard_after_forward = true;
     bool prefetch = true;
     std::vector<std::string> units;  // zero 3: gathered and let go of by unit()
@@ -72,6 +73,7 @@ class StageParameters : public nn::GradSink {
     std::string name;
     torch::Tensor parameter;
     bool input_first = false;
+    std::vector<optim::Run> runs = {};  // of what is cut: where it lies in the whole parameter
   };
 
   // Moves the parameters into buffers of its own. All data ranks must have equal values.
@@ -200,6 +202,7 @@ class StageParameters : public nn::GradSink {
   DataRanks ranks_;
   std::vector<Piece> pieces_;
   std::vector<bool> input_first_;
+  std::vector<std::vector<optim::Run>> runs_;
   std::int64_t total_ = 0;
   torch::ScalarType master_type_ = torch::kFloat;
   std::vector<BucketState> buckets_;  // backward order

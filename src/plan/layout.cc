@@ -55,10 +55,16 @@ std::vector<std::int64_t> even_cut(std::int64_t layers, std::int64_t stages) {
 
 std::vector<Violation> layout_violations(const Recipe& recipe, const recipe::Where& where,
                                          const std::set<std::string>& bad) {
-  return told(findings(recipe), recipe, where, bad, false);
+  if (recipe.batch.micro > 0) return told(findings(recipe), recipe, where, bad, false);
+  Recipe of_one = recipe;  // auto: what forbids one sample forbids more, but for too many passes
+  of_one.batch.micro = 1;
+  std::vector<Finding> found = findings(of_one);
+  std::erase_if(found, [](const Finding& finding) { return finding.id == "passes"; });
+  return told(found, of_one, where, bad, false);
 }
 
 Layout make_layout(const Recipe& recipe) {
+  TUTTI_ASSERT(recipe.batch.micro > 0, "batch.micro: auto has not been chosen yet");
   const auto found = findings(recipe);
   if (!found.empty()) throw ConfigError(told(found, recipe, {}, {}, true));
   const recipe::Parallel& p = recipe.parallel;

@@ -104,16 +104,19 @@ double gradient_buffers(const Recipe& recipe, std::int64_t micro_batches) {
   return std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(micro_batches, 1)));
 }
 
-// Elements of the optimizer's buffers a parameter. Muon holds one for its matrices and two for the
-// rest, which is little beside them, and the directions of the step.
-double moments(const std::string& optimizer) { return optimizer == "sgd" ? 1 : 2; }
+// Bytes of the optimizer's buffers a parameter. Muon holds one moment for its matrices and two for
+// the rest, which is little beside them, and the directions of the step, which are fp32.
+double moments(const recipe::Optimizer& optimizer) {
+  const double one = optimizer.state == "bf16" ? 2 : 4;
+  if (optimizer.name == "sgd") return one;
+  return optimizer.name == "muon" ? one + 4 : 2 * one;
+}
 
 RankMemory state_of(const Recipe& recipe, const Layout& layout, double count, double ranks) {
   const int stage = static_cast<int>(recipe.parallel.zero);
   const bool sharded = stage > 0 && ranks > 1, copies = half(recipe) || (sharded && stage < 3);
   const StateBytes bytes = zero_shared(
-      {half(recipe) ? 2.0 : 4.0, 4, 4 * moments(recipe.optimizer.name) + (copies ? 4 : 0)}, stage,
-      ranks);
+      {half(recipe) ? 2.0 : 4.0, 4, moments(recipe.optimizer) + (copies ? 4 : 0)}, stage, ranks);
   const std::int64_t here = layout.schedule.micro_batches;
   RankMemory memory;
   memory.parameters = count * bytes.parameter;
@@ -130,11 +133,19 @@ RankMemory state_of(const Recipe& recipe, const Layout& layout, double count, do
 
 using Kinds = std::vector<recipe::Recompute>;
 
+// With dropout attention runs unfused: it keeps softmax in fp32, its mask and their product.
 Kept kept_by(const Recipe& recipe, const Model& model, recipe::Recompute kind) {
-  const bool dropping = model.dropout > 0;
-  return {half(recipe) ? 2.0 : 4.0, dropping, dropping,
-          recipe.parallel.tensor > 1 && recipe.parallel.sequence_parallel,
-          kind == recipe::Recompute::selective};
+  Kept kept;
+  kept.value = half(recipe) ? 2 : 4;
+  kept.gathered = recipe.parallel.tensor > 1 && recipe.parallel.sequence_parallel;
+  kept.selective = kind == recipe::Recompute::selective;
+  if (model.dropout > 0) {
+    kept.mask = kept.value;
+    kept.score = 4 + 2 * kept.value;
+    kept.spread = true;
+    kept.keys = recipe.data.sequence;
+  }
+  return kept;
 }
 
 double activations_of(const Recipe& recipe, const Model& model, const Layout& layout, int rank,
@@ -160,20 +171,35 @@ double activations_of(const Recipe& recipe, const Model& model, const Layout& la
   }
   const PipelineTiming timing = simulate(layout.schedule, {});
   const auto at = static_cast<std::size_t>(layout.mesh.coordinate(rank, "pipeline"));
-  return most * timing.peak_activations[at] + whole +
-         (has_stage(layout, rank, layout.stages.size() - 1) ? 2 * row : 0);
+  double ends = has_stage(layout, rank, layout.stages.size() - 1) ? 2 * row : 0;
+  if (model.dropout > 0 && has_stage(layout, rank, 0))  // the embedding's mask
+    ends += row * timing.peak_activations[at];
+  return most * timing.peak_activations[at] + whole + ends;
+}
+
+double working_of(const Recipe& recipe, const Model& model) {
+  const recipe::Parallel& p = recipe.parallel;
+  const std::int64_t sequence = (recipe.data.sequence + p.context - 1) / p.context;
+  const auto tokens = static_cast<double>(recipe.batch.micro * sequence);
+  std::int64_t widest = std::max(model.mlp, model.embed);
+  if (model.moe.experts > 0)
+    widest = std::max(widest, model.moe.experts_per_token * model.moe.expert_mlp);
+  if (model.dropout > 0) widest = std::max(widest, model.heads * recipe.data.sequence);
+  return tokens * static_cast<double>(widest) * (half(recipe) ? 2 : 4) /
+         static_cast<double>(p.tensor);
 }
 
 RankMemory memory_with(const Recipe& recipe, const Layout& layout, int rank, const Kinds& kinds) {
   const ParameterCount count = parameters_of(recipe, layout, rank);
   RankMemory memory = state_of(recipe, layout, static_cast<double>(count.dense), layout.shard);
-  const RankMemory experts =
-      state_of(recipe, layout, static_cast<double>(count.experts),
-               layout.folds_experts() ? layout.expert_shard : layout.shard);
+  const RankMemory experts = state_of(recipe, layout, static_cast<double>(count.experts),
+                                      layout.folds_experts() ? layout.expert_shard : layout.shard);
   memory.parameters += experts.parameters;
   memory.gradients += experts.gradients;
   memory.optimizer += experts.optimizer;
-  memory.activations = activations_of(recipe, resolved(recipe), layout, rank, kinds);
+  const Model model = resolved(recipe);
+  memory.activations = activations_of(recipe, model, layout, rank, kinds);
+  memory.working = working_of(recipe, model);
   return memory;
 }
 
@@ -185,19 +211,35 @@ void set_first(const Layout& layout, int rank, std::int64_t count, recipe::Recom
       kinds[static_cast<std::size_t>(i)] = kind;
 }
 
-// For a rank's own stages; those of the ranks beside it are the same.
-void fit(const Recipe& recipe, const Layout& layout, int rank, Kinds& kinds) {
-  const auto budget = static_cast<double>(recipe.memory_budget);
-  const auto fits = [&] { return memory_with(recipe, layout, rank, kinds).total() <= budget; };
+// The first rank of a place in the pipeline: it has the largest slices.
+int first_rank(const Layout& layout, int pipeline) {
+  int rank = 0;
+  while (layout.mesh.coordinate(rank, "pipeline") != pipeline) ++rank;
+  return rank;
+}
+
+// Takes a rank's own stages from no recomputation to all of it, step by step, until enough(memory);
+// false if it never was. Those of the ranks beside it are the same.
+template <class Enough>
+bool recompute_until(const Recipe& recipe, const Layout& layout, int rank, Kinds& kinds,
+                     const Enough& enough) {
   std::int64_t longest = 0;
   for (const StageLayers& stage : own_stages(layout, rank))
     longest = std::max(longest, stage.end - stage.begin);
-  if (fits()) return;
+  if (enough(memory_with(recipe, layout, rank, kinds))) return true;
   for (const auto kind : {recipe::Recompute::selective, recipe::Recompute::full})
     for (std::int64_t count = 1; count <= longest; ++count) {
       set_first(layout, rank, count, kind, kinds);
-      if (fits()) return;
+      if (enough(memory_with(recipe, layout, rank, kinds))) return true;
     }
+  return false;
+}
+
+void fit(const Recipe& recipe, const Layout& layout, int rank, Kinds& kinds) {
+  const auto budget = static_cast<double>(recipe.memory_budget);
+  if (recompute_until(recipe, layout, rank, kinds,
+                      [&](const RankMemory& memory) { return memory.total() <= budget; }))
+    return;
   const RankMemory least = memory_with(recipe, layout, rank, kinds);
   throw ConfigError({{"memory_budget", "", str(recipe.memory_budget),
                       str("is too little: with every layer recomputed rank ", rank,
@@ -222,10 +264,11 @@ double layer_bytes(const Model& m, std::int64_t samples, std::int64_t sequence, 
   const double sums = 2 * embed * kept.value / rows;
   const bool again = kept.selective && !kept.gathered;
   const double inputs = again ? 0 : 2 * embed * kept.value / (kept.gathered ? 1 : rows);
-  const double masks = kept.masks ? 2 * embed / rows : 0;
+  const double masks = 2 * embed * kept.mask / rows;
   // Queries, keys, values, and what attention makes of them.
-  const double heads = real(2 * m.heads + 2 * m.kv_heads) * real(m.head_dim) * kept.value / parts;
-  const double scores = kept.scores ? real(m.heads * sequence) * (2 * kept.value + 1) / parts : 0;
+  const std::int64_t keys = kept.spread ? m.heads : m.kv_heads;
+  const double heads = real(2 * m.heads + 2 * keys) * real(m.head_dim) * kept.value / parts;
+  const double scores = real(m.heads * (kept.keys ? kept.keys : sequence)) * kept.score / parts;
   // Gate, up and their product; gelu: two.
   const double ways = (m.family == "gpt2" ? 2 : 3) - (kept.selective ? 1 : 0);
   double mlp = ways * real(m.mlp) * kept.value / parts;
@@ -271,14 +314,31 @@ std::vector<recipe::Recompute> recompute_of(const Recipe& recipe, const Layout& 
   if (recipe.recompute == "none") return kinds;
   const auto count = recipe::parse_count(recipe.recompute);
   for (int pipeline = 0; pipeline < layout.mesh.size("pipeline"); ++pipeline) {
-    int rank = 0;  // its first rank has the largest slices
-    while (layout.mesh.coordinate(rank, "pipeline") != pipeline) ++rank;
+    const int rank = first_rank(layout, pipeline);
     if (count)
       set_first(layout, rank, *count, Recompute::full, kinds);
     else
       fit(recipe, layout, rank, kinds);
   }
   return kinds;
+}
+
+double least_budget(const Recipe& recipe, const Layout& layout) {
+  double most = 0;
+  const bool chosen = recipe.recompute == "auto";
+  Kinds kinds(static_cast<std::size_t>(recipe.model.layers), recipe::Recompute::none);
+  if (!chosen) kinds = recompute_of(recipe, layout);
+  for (int pipeline = 0; pipeline < layout.mesh.size("pipeline"); ++pipeline) {
+    const int rank = first_rank(layout, pipeline);
+    double least = memory_with(recipe, layout, rank, kinds).total();
+    if (chosen)
+      recompute_until(recipe, layout, rank, kinds, [&](const RankMemory& memory) {
+        least = std::min(least, memory.total());
+        return false;
+      });
+    most = std::max(most, least);
+  }
+  return most;
 }
 
 }  // namespace tutti::plan

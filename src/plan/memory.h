@@ -26,10 +26,12 @@ StateBytes zero_shared(const StateBytes& whole, int stage, double ranks);
 // What is kept of a layer between its forward and its backward pass.
 struct Kept {
   double value = 4;        // bytes of an activation
-  bool masks = false;      // of dropout, a byte an element
-  bool scores = false;     // of attention: sequence x sequence a head, twice, and their mask
+  double mask = 0;         // bytes of an element of dropout's masks; 0: no dropout
+  double score = 0;        // bytes of a score of attention, with its mask; 0: none is kept
   bool gathered = false;   // sequence parallel: inputs of matrix products whole, not a rank's rows
   bool selective = false;  // computed again: norms (unless gathered), the activation before `down`
+  bool spread = false;     // with scores: keys and values once a query head
+  std::int64_t keys = 0;   // that a query has scores with; 0: `sequence`
 };
 // The layer of `model`, whose sizes must be resolved, for `samples` x `sequence` tokens, on one of
 // `tensor` ranks. A mixture's layer (`mixture`) has every token's rows where it is routed to,
@@ -47,7 +49,8 @@ ParameterCount parameters_of(const recipe::Recipe& recipe, const Layout& layout,
 
 struct RankMemory {
   double parameters = 0, gradients = 0, optimizer = 0, activations = 0;
-  double total() const { return parameters + gradients + optimizer + activations; }
+  double working = 0;  // the gradient of a micro-batch's widest activation, within backward
+  double total() const { return parameters + gradients + optimizer + activations + working; }
 };
 // The recipe's sizes must be known (no model.from); a vocab of 0 counts as nothing.
 RankMemory memory_of(const recipe::Recipe& recipe, const Layout& layout, int rank);
@@ -56,5 +59,9 @@ RankMemory memory_of(const recipe::Recipe& recipe, const Layout& layout, int ran
 // auto: in each rank's stages the least that fits memory_budget, first norms and activations of
 // layers from the first on, then whole layers; ConfigError if even all of that does not fit.
 std::vector<recipe::Recompute> recompute_of(const recipe::Recipe& recipe, const Layout& layout);
+
+// What the fullest rank holds; with recompute auto, the least budget that recompute_of takes. The
+// budget itself does not matter.
+double least_budget(const recipe::Recipe& recipe, const Layout& layout);
 
 }  // namespace tutti::plan

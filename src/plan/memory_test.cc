@@ -57,14 +57,14 @@ TEST_CASE("memory: ZeRO's published example") {
 // With s = 2048, b = 1, h = 12288, a = 96: sbh = 25,165,824 and 5as/h = 80.
 TEST_CASE("memory: the published activations of a layer of GPT-3") {
   const double sbh = 25165824;
-  const Kept kept{2, true, true, false};
+  const Kept kept{2, 1, 5};  // a mask's byte; a score, its copy and their mask
   const auto bytes = [&](int tensor, bool rows) {
     return layer_bytes(gpt3(), 1, 2048, kept, tensor, rows);
   };
   CHECK(bytes(1, false) == sbh * (34 + 80));                 // equation 1
   CHECK(bytes(8, false) == sbh * (10 + 24 / 8. + 80 / 8.));  // equation 2
   CHECK(bytes(8, true) == sbh / 8 * (34 + 80));              // equation 4
-  const Kept gathered{2, true, true, true};                  // 4 of the 34 whole on each rank
+  const Kept gathered{2, 1, 5, true};                        // 4 of the 34 whole on each rank
   CHECK(layer_bytes(gpt3(), 1, 2048, gathered, 8, true) == sbh * (4 + (30 + 80) / 8.));
 }
 
@@ -80,7 +80,7 @@ TEST_CASE("memory: activations of a pipeline") {
     sized.mlp = 688;
     return sized;
   }();
-  const double layer = layer_bytes(m, 2, 256, {4, false, false, false});
+  const double layer = layer_bytes(m, 2, 256, {4});
   CHECK(memory(r, 0).activations == Approx(16 * layer));
   CHECK(memory(r, 1).activations == Approx(12 * layer));
   CHECK(memory(r, 3).activations == Approx(4 * layer + 2 * 2 * 256 * 256 * 4));  // last norm
@@ -149,7 +149,8 @@ TEST_CASE("memory: bytes of a small model, by hand") {
   CHECK(memory(r).parameters == 4 * n);
   CHECK(memory(r).gradients == 4 * n);
   CHECK(memory(r).optimizer == 8 * n);
-  CHECK(memory(r).total() == 16 * n + memory(r).activations);
+  CHECK(memory(r).working == 2 * 256 * 688 * 4);  // a row as wide as the mlp, for each token
+  CHECK(memory(r).total() == 16 * n + memory(r).activations + memory(r).working);
   r.batch.global = 8;  // four micro-batches: three levels of the tree
   CHECK(memory(r).gradients == 12 * n);
   r.reproducible = false;
@@ -157,7 +158,13 @@ TEST_CASE("memory: bytes of a small model, by hand") {
   r.precision = "bf16";
   CHECK(memory(r).parameters == 2 * n);
   CHECK(memory(r).optimizer == 12 * n);  // and a master copy
+  r.optimizer.state = "bf16";
+  CHECK(memory(r).optimizer == 8 * n);
+  r.optimizer.name = "muon";
+  CHECK(memory(r).optimizer == 10 * n);
   r.optimizer.name = "sgd";
+  CHECK(memory(r).optimizer == 6 * n);
+  r.optimizer.state = "fp32";
   CHECK(memory(r).optimizer == 8 * n);
 }
 

@@ -59,7 +59,8 @@ class Requirements {
 };
 
 void check_batch(const Recipe& r, Requirements& rules) {
-  const std::int64_t global = r.batch.global, micro = r.batch.micro, workers = r.parallel.workers;
+  const std::int64_t global = r.batch.global, workers = r.parallel.workers;
+  const std::int64_t micro = std::max<std::int64_t>(1, r.batch.micro);  // auto: at least one
   rules.require(global % micro == 0, {"batch.micro", "batch.global"}, micro,
                 str("must divide batch.global = ", global),
                 str("nearest are batch.micro = ", nearest_divisors(global, micro),
@@ -233,6 +234,11 @@ void check_time(const Recipe& r, Requirements& rules) {
 void check_memory(const Recipe& r, Requirements& rules) {
   rules.require(r.recompute != "auto" || r.memory_budget > 0, {"recompute", "memory_budget"},
                 r.recompute, "needs memory_budget, which is 0", "set memory_budget, like 2gb");
+  rules.require(r.batch.micro > 0 || r.memory_budget > 0, {"batch.micro", "memory_budget"}, "auto",
+                "needs memory_budget, which is 0", "set memory_budget, like 2gb, or a number");
+  rules.require(r.batch.micro > 0 || r.model.from.empty(), {"batch.micro", "model.from"}, "auto",
+                "cannot go with model.from: the recipe does not tell the model's sizes",
+                "set a number");
 }
 
 void check_sources(const Recipe& r, Requirements& rules) {

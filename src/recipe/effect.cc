@@ -90,7 +90,8 @@ void note_run(const Recipe& r, Notes& notes) {
   notes.idle(r.checkpoint.every.amount == 0, {"checkpoint.keep_every"}, "checkpoint.every is 0");
   notes.idle(r.checkpoint.keep_last == 0, {"checkpoint.keep_every"},
              "checkpoint.keep_last is 0, which keeps all");
-  notes.idle(r.recompute != "auto", {"memory_budget"}, "recompute is not auto");
+  notes.idle(r.recompute != "auto" && r.batch.micro > 0, {"memory_budget"},
+             "neither recompute nor batch.micro is auto");
   notes.idle(r.parallel.workers == 1,
              {"parallel.transport", "parallel.bucket_bytes", "parallel.overlap"},
              "there is one worker");

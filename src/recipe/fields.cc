@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <sstream>
 
 #include "base/error.h"
@@ -10,32 +9,6 @@
 #include "recipe/quantity.h"
 
 namespace tutti::recipe {
-
-namespace {
-
-// Whole numbers without an exponent.
-std::string digits(double value) {
-  char text[64];
-  if (value != std::floor(value) || std::abs(value) > 1e20) return number_text(value);
-  return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::fixed).ptr};
-}
-
-}  // namespace
-
-bool Limits::hold(double value) const {
-  return (!least || value >= *least) && (!above || value > *above) && (!most || value <= *most) &&
-         (!below || value < *below);
-}
-
-std::string Limits::text() const {
-  std::string low, high;
-  if (least) low = digits(*least);
-  if (above) low = "above " + digits(*above);
-  if (most) high = digits(*most);
-  if (below) high = "below " + digits(*below);
-  if (high.empty()) return least ? "of at least " + low : low;
-  return (above ? low : "from " + low) + " to " + high;
-}
 
 namespace {
 
@@ -163,6 +136,22 @@ Field count(const char* name, const char* doc, const Limits& limits, At at) {
   return limited(name, Kind::count, doc, "whole number", limits, at, parse_count, plainly);
 }
 
+// auto is 0.
+template <class At>
+Field auto_or_count(const char* name, const char* doc, const Limits& limits, At at) {
+  Field field = count(name, doc, limits, at);
+  field.rule += ", or auto";
+  field.choices = {"auto"};
+  field.set = [at, set = field.set](Recipe& recipe, const std::string& text) {
+    if (text == "auto") at(recipe) = 0;
+    return text == "auto" || set(recipe, text);
+  };
+  field.get = [at](const Recipe& recipe) -> std::string {
+    return at(recipe) == 0 ? "auto" : std::to_string(at(recipe));
+  };
+  return field;
+}
+
 template <class At>
 Field bytes(const char* name, const char* doc, const Limits& limits, At at) {
   return limited(name, Kind::bytes, doc, "size in bytes (like 64kb, 1.5gb)", limits, at,
@@ -233,7 +222,8 @@ std::vector<Field> run_fields() {
           "what products of the feed-forward layer take; full, whole layers; a number, so many "
           "layers of each stage; auto, the least that fits memory_budget.",
           {"none", "selective", "full", "auto"}, AT(recompute)),
-      bytes("memory_budget", "What a worker may hold, for recompute auto (an estimate); 0: none.",
+      bytes("memory_budget",
+            "What a worker may hold, for recompute and batch.micro auto (an estimate); 0: none.",
             Limits{0, {}, 0x1p50, {}}, AT(memory_budget)),
       onoff("reproducible", "Give the same bits for any number of workers.", AT(reproducible)),
       choice("on_nan",
@@ -347,8 +337,10 @@ std::vector<Field> data_fields() {
       text("data.text_field", "The field of a .jsonl record that holds the text.",
            AT(data.text_field)),
       count("batch.global", "Samples an optimizer step.", some, AT(batch.global)),
-      count("batch.micro", "Samples a forward and backward pass; divides batch.global.", some,
-            AT(batch.micro)),
+      auto_or_count("batch.micro",
+                    "Samples a forward and backward pass; divides batch.global; auto, what "
+                    "memory_budget allows.",
+                    some, AT(batch.micro)),
   };
 }
 
@@ -370,6 +362,9 @@ std::vector<Field> optimizer_fields() {
              not_negative, AT(optimizer.matrix_lr)),
       number("optimizer.clip", "Largest global gradient norm; 0: off.", not_negative,
              AT(optimizer.clip)),
+      choice("optimizer.state",
+             "What the optimizer's moments are kept in; bf16 halves them, rounded by chance.",
+             {"fp32", "bf16"}, AT(optimizer.state)),
       choice("schedule.kind", "Course of the learning rate after warm-up.",
              {"constant", "linear", "cosine", "wsd"}, AT(schedule.kind)),
       duration("schedule.warmup", "Length of the linear rise from 0.", AT(schedule.warmup)),

@@ -28,7 +28,7 @@ struct Field {
   Kind kind;
   std::string doc;                   // a sentence
   std::string rule;                  // "must be a number above 0"
-  std::vector<std::string> choices;  // of Kind::choice
+  std::vector<std::string> choices;  // of Kind::choice; of Kind::count: words in place of a number
   Limits limits;                     // of Kind::count, bytes and number
 
   // Sets the field from its text; false, and nothing set, if the text is not of the kind or breaks

@@ -91,7 +91,7 @@ struct Data {
 
 struct Batch {
   std::int64_t global = 8;  // samples an optimizer step
-  std::int64_t micro = 4;   // samples a forward and backward pass; must divide global
+  std::int64_t micro = 4;   // samples a forward and backward pass, a divisor of global; 0: auto
 };
 
 struct Optimizer {
@@ -101,10 +101,11 @@ struct Optimizer {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
-  double momentum = 0.95;   // muon and sgd
-  bool nesterov = true;     // muon and sgd
-  double matrix_lr = 0.02;  // muon: for the hidden matrices; lr serves the rest, by adamw
-  double clip = 1.0;        // global gradient norm; 0: off
+  double momentum = 0.95;      // muon and sgd
+  bool nesterov = true;        // muon and sgd
+  double matrix_lr = 0.02;     // muon: for the hidden matrices; lr serves the rest, by adamw
+  double clip = 1.0;           // global gradient norm; 0: off
+  std::string state = "fp32";  // fp32 | bf16: what moments are kept in
 };
 
 struct Schedule {
@@ -172,7 +173,7 @@ struct Recipe {
   Duration duration{100, Duration::Unit::steps};
   std::string precision = "fp32";  // fp32 | bf16 | fp16
   std::string recompute = "none";  // none | selective | full | auto | N: layers a stage
-  std::int64_t memory_budget = 0;  // bytes a worker may hold, for recompute auto; 0: none
+  std::int64_t memory_budget = 0;  // bytes a worker may hold, for what is auto; 0: none
   bool reproducible = true;        // promise 3: same bits for any number of workers
   std::string on_nan = "stop";     // stop | skip
   Model model;

@@ -66,7 +66,8 @@ constexpr const char* frozen =
     "data.sequence data.order data.document_mask data.text_field batch.global batch.micro "
     "optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps "
     "optimizer.weight_decay optimizer.momentum optimizer.nesterov optimizer.matrix_lr "
-    "optimizer.clip schedule.kind schedule.warmup schedule.decay schedule.min_ratio "
+    "optimizer.clip optimizer.state schedule.kind schedule.warmup schedule.decay "
+    "schedule.min_ratio "
     "parallel.workers parallel.engine parallel.threads parallel.transport parallel.bucket_bytes "
     "parallel.overlap parallel.zero parallel.shard parallel.prefetch "
     "parallel.reshard_after_forward parallel.tensor parallel.sequence_parallel "
@@ -270,6 +271,7 @@ TEST_CASE("options without effect are said, and only where they were set") {
   check("parallel: {transport: gloo}\n", "parallel.transport", "one worker");
   check("parallel: {prefetch: on}\n", "parallel.prefetch", "zero is not 3");
   check("parallel: {reshard_after_forward: off}\n", "parallel.reshard_after_forward", "not 3");
+  check("memory_budget: 2gb\n", "memory_budget", "neither recompute nor batch.micro is auto");
   check("parallel: {sequence_parallel: off}\n", "parallel.sequence_parallel", "tensor is 1");
   check("parallel: {tensor_chunks: 2}\n", "parallel.tensor_chunks", "tensor is 1");
   check("parallel: {context_kind: ulysses}\n", "parallel.context_kind", "context is 1");

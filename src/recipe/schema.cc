@@ -53,7 +53,8 @@ Json schema_of(const Field& field) {
       schema["type"] = "number";
       break;
     case Kind::count:
-      quantity(schema, "integer", "^[0-9.]+ *[kmbKMB]?$");
+      quantity(schema, "integer",
+               field.choices.empty() ? "^[0-9.]+ *[kmbKMB]?$" : "^([0-9.]+ *[kmbKMB]?|auto)$");
       break;
     case Kind::bytes:
       quantity(schema, "integer", "^[0-9.]+ *([kmgKMG]?i?[bB])?$");

@@ -11,8 +11,9 @@ namespace tutti::train {
 // What this rank hands to Saver::save; valid as long as the engine's state.
 std::vector<checkpoint::TensorView> views_of(const std::vector<parallel::StateTensor>& state);
 
-// Reads the pieces of this rank and tells the engine. ConfigError if the checkpoint is another
-// model's. All ranks call it.
+// Reads the pieces of this rank and tells the engine. Moments that are stored in another precision
+// than they are kept in (optimizer.state) are rounded to the nearest. ConfigError if the checkpoint
+// is another model's. All ranks call it.
 void read_state(const checkpoint::Loader& loader, parallel::Engine& engine);
 
 }  // namespace tutti::train

@@ -140,7 +140,10 @@ Result fit(int argc, char** argv, const recipe::Recipe& asked, parallel::Task& t
   recipe::resolve(recipe, launch::usable_cores());
   recipe::Recipe checked = recipe;
   checked.data.train = {{"the program's", 1}};
-  const auto wrong = recipe::contradictions(checked, [](const std::string&) { return "fit()"; });
+  auto wrong = recipe::contradictions(checked, [](const std::string&) { return "fit()"; });
+  if (recipe.batch.micro == 0)
+    wrong.push_back({"batch.micro", "fit()", "auto", "needs a model that a recipe describes",
+                     "set it to a number of samples"});
   if (!wrong.empty()) throw ConfigError(wrong);
   parallel::require_engine(recipe);
   if (const char* folder = std::getenv(run_variable)) {

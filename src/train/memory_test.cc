@@ -1,9 +1,13 @@
 // What ranks hold beside what plan/memory.h says they will. TUTTI_TABLE=1 prints docs/memory.md's
 // table of it.
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <cmath>
 #include <cstdio>
 
 #include "plan/memory.h"
+#include "plan/micro_batch.h"
 #include "train/layout_runs.h"
 
 namespace tutti::train {
@@ -97,6 +101,77 @@ TEST_CASE("memory: and in pipelines, whose waiting activations depend on no batc
     }
     recipe.batch.global = 24;
   }
+}
+
+TEST_CASE("memory: moments in bf16 are half as large, in every ZeRO stage and in pipelines") {
+  for (const char* optimizer : {"adamw", "sgd"}) {
+    recipe::Recipe recipe = measured();
+    recipe.optimizer.name = optimizer;
+    recipe.optimizer.state = "bf16";
+    recipe::Parallel& p = recipe.parallel;
+    p.workers = 2;
+    recipe.batch.global = 16;
+    for (p.zero = 0; p.zero <= 3; ++p.zero) check_state(recipe);
+    recipe.batch.global = 24;
+    p.zero = 0, p.pipeline = 2;
+    check_state(recipe);
+  }
+}
+
+// Bytes of tensors on the CPU that the thread has made and not let go of, and the most of them.
+class LiveBytes : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
+    now += size;
+    most = std::max(most, now);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  std::int64_t now = 0, most = 0;
+};
+
+// What the engine holds and the most that tensors take besides in a step, operations' own buffers
+// too.
+double most_held(const recipe::Recipe& recipe) {
+  auto model = nn::make_model(recipe.model);
+  LanguageTask task(model, recipe);
+  double bytes = 0;
+  parallel::on_ranks(1, [&](int, const std::shared_ptr<collective::Group>& group) {
+    at::set_num_threads(1);
+    parallel::ReplicatedEngine engine(recipe, task, group);
+    parallel::StepInput input;
+    input.batches = [&](std::int64_t) -> parallel::Batch {
+      const auto tokens = torch::zeros({recipe.batch.micro, sequence}, torch::kLong);
+      return {tokens, tokens};
+    };
+    engine.step(input);
+    for (const StateTensor& tensor : engine.state())
+      bytes += static_cast<double>(tensor.value.numel() * tensor.value.element_size());
+    const plan::RankMemory said = plan::memory_of(recipe, plan::make_layout(recipe), 0);
+    const auto count = std::make_shared<LiveBytes>();
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, count);
+    engine.step(input);
+    bytes += said.gradients + static_cast<double>(count->most);
+  });
+  return bytes;
+}
+
+TEST_CASE("memory: a run whose micro-batch was chosen stays below the budget") {
+  recipe::Recipe recipe = measured();
+  recipe.parallel = {};
+  recipe.batch.global = 96;
+  for (const char* recompute : {"none", "auto"})
+    for (const std::int64_t megabytes : {24, 32, 48}) {
+      CAPTURE(megabytes);
+      recipe.recompute = recompute;
+      recipe.batch.micro = 0;
+      recipe.memory_budget = megabytes << 20;
+      const plan::MicroBatch chosen = plan::choose_micro_batch(recipe);
+      recipe.batch.micro = chosen.samples;
+      const double held = most_held(recipe);
+      MESSAGE(chosen.samples << " " << chosen.bytes << " held " << held);
+      CHECK(held < static_cast<double>(recipe.memory_budget));
+      CHECK(held > 0.7 * chosen.bytes);
+    }
 }
 
 }  // namespace
