@@ -24,16 +24,16 @@ template <class T>
 void sgd(T* w, const T* g, T* b, std::int64_t count, const Sgd& options);
 
 // Rounding to bf16 by chance: an element goes up if 16 drawn bits and the 16 that are cut off
-// carry. Element j of a tensor draws from word (j / 64) % 4 of philox4x32({j / 512 * 64 + j % 64,
-// step}, key), the low half if j / 256 is even, else the high one. An infinity and a NaN stay what
+// carry. Element j of a tensor draws the low half of h(j % 4096, words 0 and 1 of philox4x32({j /
+// 4096, step}, key)), where h(x, a, b) is x ^ a through the hash lowbias32 (Wellons, "Prospecting
+// for hash functions", 2018) with b added before the second product. An infinity and a NaN stay as
 // they are.
 struct Draws {
   std::uint64_t key = 0, step = 0;
 };
 
-// The same updates with moments in bf16, of `count` elements from `place` on. The draw
-// rounds m and b; times 0x9E37, modulo 2^16, v. The update takes the moments as they are before
-// rounding.
+// The same updates with moments in bf16, of `count` elements from `place` on. The low half
+// rounds m and b, the high half v. The update takes the moments as they are before rounding.
 template <class T>
 void adamw_bf16(T* w, const T* g, std::uint16_t* m, std::uint16_t* v, std::int64_t count,
                 const AdamW& options, const Draws& draws, std::int64_t place);

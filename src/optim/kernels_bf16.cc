@@ -1,10 +1,10 @@
-// The passes with moments in bf16. Philox in loops over counters side by side, which the compiler
-// turns into vector code; base/rng.h has its slow twin.
+// The passes with moments in bf16. Philox keys a cheap hash, which the compiler turns into vector
+// code within the pass: Philox for each element would take longer than the update.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 
+#include "base/rng.h"
 #include "optim/kernels.h"
 
 #if defined(__x86_64__)
@@ -18,39 +18,30 @@
 namespace tutti::optim {
 namespace {
 
-constexpr int counters = 64, words = 4 * counters, block = 2 * words;  // elements of a block
-using Draw = std::array<std::uint16_t, block>;
+constexpr std::int64_t block = 4096;  // elements that share the words of one counter
 
-// Ten rounds (Salmon et al., section 4.3); each number is below 2^32, in 64 bits so that a product
-// takes one instruction.
-TUTTI_INLINE void draw(std::uint64_t number, const Draws& draws, Draw& out) {
-  std::array<std::uint32_t, words> whole;
-  const std::uint64_t first = number * counters;
-  for (int i = 0; i < counters; ++i) {
-    const std::uint64_t position = first + static_cast<std::uint64_t>(i);
-    std::uint64_t c0 = position & 0xFFFFFFFF, c1 = position >> 32, c2 = draws.step & 0xFFFFFFFF,
-                  c3 = draws.step >> 32;
-    auto low = static_cast<std::uint32_t>(draws.key);
-    auto high = static_cast<std::uint32_t>(draws.key >> 32);
-    for (int round = 0; round < 10; ++round) {
-      const std::uint64_t a = std::uint64_t{0xD2511F53} * c0, b = std::uint64_t{0xCD9E8D57} * c2;
-      c0 = (b >> 32) ^ c1 ^ low;
-      c1 = b & 0xFFFFFFFF;
-      c2 = (a >> 32) ^ c3 ^ high;
-      c3 = a & 0xFFFFFFFF;
-      low += 0x9E3779B9;
-      high += 0xBB67AE85;
-    }
-    const auto at = static_cast<std::size_t>(i);
-    whole[at] = static_cast<std::uint32_t>(c0);
-    whole[at + counters] = static_cast<std::uint32_t>(c1);
-    whole[at + 2 * counters] = static_cast<std::uint32_t>(c2);
-    whole[at + 3 * counters] = static_cast<std::uint32_t>(c3);
-  }
-  for (std::size_t i = 0; i < words; ++i) {
-    out[i] = static_cast<std::uint16_t>(whole[i]);
-    out[i + words] = static_cast<std::uint16_t>(whole[i] >> 16);
-  }
+struct Keys {
+  std::uint32_t first, second;
+};
+
+Keys keys_of(std::int64_t number, const Draws& draws) {
+  const auto at = static_cast<std::uint64_t>(number);
+  const auto words = philox4x32(
+      {static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(at >> 32),
+       static_cast<std::uint32_t>(draws.step), static_cast<std::uint32_t>(draws.step >> 32)},
+      draws.key);
+  return {words[0], words[1]};
+}
+
+// Wellons' lowbias32, with a second key between its products.
+TUTTI_INLINE std::uint32_t draw(std::uint32_t element, const Keys& keys) {
+  std::uint32_t x = element ^ keys.first;
+  x ^= x >> 16;
+  x *= 0x7FEB352D;
+  x ^= x >> 15;
+  x += keys.second;
+  x *= 0x846CA68B;
+  return x ^ x >> 16;
 }
 
 TUTTI_INLINE float widened(std::uint16_t value) {
@@ -63,27 +54,20 @@ TUTTI_INLINE std::uint16_t rounded(float value, std::uint32_t draw) {
   return static_cast<std::uint16_t>((nan ? bits | 0x400000 : bits + draw) >> 16);
 }
 
-// Another draw of the same 16 bits: an odd factor leaves none out.
-TUTTI_INLINE std::uint16_t second(std::uint16_t draw) {
-  return static_cast<std::uint16_t>(draw * 0x9E37U);
-}
-
-// Calls run(index, drawn, n) for runs of elements whose draws are drawn[0, n).
+// Calls run(index, element of the block, keys, n) for runs of elements of one block.
 template <class Run>
 TUTTI_INLINE void for_blocks(std::int64_t count, const Draws& draws, std::int64_t place,
                              const Run& run) {
-  Draw drawn;
   for (std::int64_t i = 0, n = 0; i < count; i += n) {
     const std::int64_t into = (place + i) % block;
     n = std::min<std::int64_t>(block - into, count - i);
-    draw(static_cast<std::uint64_t>((place + i) / block), draws, drawn);
-    run(i, drawn.data() + into, n);
+    run(i, static_cast<std::uint32_t>(into), keys_of((place + i) / block, draws), n);
   }
 }
 
 template <class T>
 TUTTI_INLINE void adamw_loop(T* __restrict w, const T* __restrict g, std::uint16_t* __restrict m,
-                             std::uint16_t* __restrict v, const std::uint16_t* __restrict drawn,
+                             std::uint16_t* __restrict v, std::uint32_t element, const Keys& keys,
                              std::int64_t count, const AdamW& o) {
   const T beta1 = static_cast<T>(o.beta1), beta2 = static_cast<T>(o.beta2),
           rest1 = static_cast<T>(1 - o.beta1), rest2 = static_cast<T>(1 - o.beta2),
@@ -91,18 +75,19 @@ TUTTI_INLINE void adamw_loop(T* __restrict w, const T* __restrict g, std::uint16
           rate = static_cast<T>(o.rate), v_factor = static_cast<T>(o.v_factor),
           scale = static_cast<T>(o.scale);
   for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t word = draw(element + static_cast<std::uint32_t>(i), keys);
     const T gradient = g[i] * scale;
     const T first = beta1 * static_cast<T>(widened(m[i])) + rest1 * gradient;
     const T square = beta2 * static_cast<T>(widened(v[i])) + rest2 * (gradient * gradient);
-    m[i] = rounded(static_cast<float>(first), drawn[i]);
-    v[i] = rounded(static_cast<float>(square), second(drawn[i]));
+    m[i] = rounded(static_cast<float>(first), word & 0xFFFF);
+    v[i] = rounded(static_cast<float>(square), word >> 16);
     w[i] = w[i] * decay - rate * first / (std::sqrt(square) * v_factor + eps);
   }
 }
 
 template <class T>
 TUTTI_INLINE void sgd_loop(T* __restrict w, const T* __restrict g, std::uint16_t* __restrict b,
-                           const std::uint16_t* __restrict drawn, std::int64_t count,
+                           std::uint32_t element, const Keys& keys, std::int64_t count,
                            const Sgd& o) {
   const T momentum = static_cast<T>(o.momentum), decay = static_cast<T>(o.decay),
           lr = static_cast<T>(o.lr), scale = static_cast<T>(o.scale),
@@ -111,7 +96,8 @@ TUTTI_INLINE void sgd_loop(T* __restrict w, const T* __restrict g, std::uint16_t
   for (std::int64_t i = 0; i < count; ++i) {
     const T gradient = g[i] * scale;
     const T buffer = momentum * static_cast<T>(widened(b[i])) + gradient;
-    b[i] = rounded(static_cast<float>(buffer), drawn[i]);
+    b[i] = rounded(static_cast<float>(buffer),
+                   draw(element + static_cast<std::uint32_t>(i), keys) & 0xFFFF);
     w[i] = w[i] * decay - lr * (own * gradient + (look_ahead + buffered) * buffer);
   }
 }
@@ -121,26 +107,28 @@ TUTTI_INLINE void adamw_blocks(T* w, const T* g, std::uint16_t* m, std::uint16_t
                                std::int64_t count, const AdamW& o, const Draws& draws,
                                std::int64_t place) {
   for_blocks(count, draws, place,
-             [&](std::int64_t i, const std::uint16_t* drawn, std::int64_t n)
-                 TUTTI_LAMBDA { adamw_loop(w + i, g + i, m + i, v + i, drawn, n, o); });
+             [&](std::int64_t i, std::uint32_t element, const Keys& keys, std::int64_t n)
+                 TUTTI_LAMBDA { adamw_loop(w + i, g + i, m + i, v + i, element, keys, n, o); });
 }
 
 template <class T>
 TUTTI_INLINE void sgd_blocks(T* w, const T* g, std::uint16_t* b, std::int64_t count, const Sgd& o,
                              const Draws& draws, std::int64_t place) {
   for_blocks(count, draws, place,
-             [&](std::int64_t i, const std::uint16_t* drawn, std::int64_t n)
-                 TUTTI_LAMBDA { sgd_loop(w + i, g + i, b + i, drawn, n, o); });
+             [&](std::int64_t i, std::uint32_t element, const Keys& keys, std::int64_t n)
+                 TUTTI_LAMBDA { sgd_loop(w + i, g + i, b + i, element, keys, n, o); });
 }
 
 template <class T>
 TUTTI_INLINE void round_blocks(const T* x, std::uint16_t* out, std::int64_t count,
                                const Draws& draws, std::int64_t place) {
-  for_blocks(count, draws, place,
-             [&](std::int64_t i, const std::uint16_t* drawn, std::int64_t n) TUTTI_LAMBDA {
-               for (std::int64_t j = 0; j < n; ++j)
-                 out[i + j] = rounded(static_cast<float>(x[i + j]), drawn[j]);
-             });
+  for_blocks(
+      count, draws, place,
+      [&](std::int64_t i, std::uint32_t element, const Keys& keys, std::int64_t n) TUTTI_LAMBDA {
+        for (std::int64_t j = 0; j < n; ++j)
+          out[i + j] = rounded(static_cast<float>(x[i + j]),
+                               draw(element + static_cast<std::uint32_t>(j), keys) & 0xFFFF);
+      });
 }
 
 TUTTI_CLONES void adamw_f32(float* w, const float* g, std::uint16_t* m, std::uint16_t* v,

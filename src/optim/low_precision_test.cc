@@ -25,8 +25,11 @@ torch::Tensor draws_of(const std::string& name, std::int64_t count, torch::Scala
 // kernels.h, word for word.
 std::uint16_t slowly_rounded(float value, std::int64_t place, const RandomStream& stream) {
   const auto at = static_cast<std::uint64_t>(place);
-  const std::uint32_t word = stream.words(at / 512 * 64 + at % 64)[at / 64 % 4];
-  const std::uint32_t draw = at / 256 % 2 ? word >> 16 : word & 0xFFFF;
+  const auto words = stream.words(at / 4096);
+  std::uint32_t x = static_cast<std::uint32_t>(at % 4096) ^ words[0];
+  x = (x ^ x >> 16) * 0x7FEB352D;
+  x = ((x ^ x >> 15) + words[1]) * 0x846CA68B;
+  const std::uint32_t draw = (x ^ x >> 16) & 0xFFFF;
   return static_cast<std::uint16_t>((std::bit_cast<std::uint32_t>(value) + draw) >> 16);
 }
 
@@ -49,7 +52,7 @@ TEST_CASE("bf16 moments: draws are the stream's words, wherever a run begins and
   const Draws draws{stream.key(), (std::uint64_t{5} << 32) + 9};
   std::vector<std::uint16_t> out(2000);
   for (const std::int64_t place : {std::int64_t{0}, std::int64_t{1}, std::int64_t{255},
-                                   std::int64_t{5000}, (std::int64_t{1} << 41) + 77})
+                                   std::int64_t{4000}, (std::int64_t{1} << 41) + 77})
     for (const std::int64_t count : {1, 255, 256, 700, 2000}) {
       round_bf16(x.const_data_ptr<float>(), out.data(), count, draws, place);
       int wrong = 0;
@@ -69,7 +72,7 @@ TEST_CASE("bf16 moments: rounding is right on average, and leaves what is no num
     round_bf16(x.data(), out.data(), count, draws, 0);
     double sum = 0;
     for (const std::uint16_t bits : out) sum += widened(bits);
-    CHECK(sum / count == doctest::Approx(value).epsilon(1e-4));
+    CHECK(std::abs(sum / count / value - 1) < 1e-4);
   }
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float value : {0.0F, -0.0F, 1.5F, infinity, -infinity}) {
@@ -98,7 +101,7 @@ TEST_CASE("bf16 moments: the second moment does not stall") {
     nearest = (nearest.to(torch::kFloat) * 0.999 + 0.001).to(torch::kBFloat16);
   }
   const double exact = 1 - std::pow(0.999, 1500);  // 0.777
-  CHECK(v.to(torch::kDouble).mean().item<double>() == doctest::Approx(exact).epsilon(0.01));
+  CHECK(std::abs(v.to(torch::kDouble).mean().item<double>() / exact - 1) < 0.01);
   CHECK(nearest.item<double>() < 0.6 * exact);
 }
 

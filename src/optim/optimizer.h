@@ -73,7 +73,7 @@ class Optimizer {
 //
 // optimizer.state bf16: what state() holds is bf16, the arithmetic is the master's, and what was
 // computed is rounded up or down by chance, in proportion (Zamirai et al., "Revisiting BFloat16
-// training", 2020, section 3.2): to the nearest, 0.999 v + 0.001 g^2 would never leave v. The draw
+// training", 2020): to the nearest, 0.999 v + 0.001 g^2 would never leave v. The draw
 // of an element is a function of (seed, the parameter's name, the element's place in it, step).
 std::unique_ptr<Optimizer> make_optimizer(const recipe::Optimizer& recipe,
                                           std::vector<Segment> segments,

@@ -34,6 +34,7 @@ TEST_CASE("bf16 moments: data ranks, shards and pipelines have the bits of one d
   for (const char* optimizer : {"adamw", "sgd", "muon"}) {
     CAPTURE(std::string(optimizer));
     recipe::Recipe recipe = kept_in_bf16("llama", optimizer);
+    recipe.model.mlp = 400;  // shards begin within its weights
     const Run expected = alone_in(recipe);
     recipe::Parallel& p = recipe.parallel;
     p.workers = 3;
@@ -105,12 +106,13 @@ TEST_CASE("bf16 moments: losses stay within 1% of fp32's") {
     recipe::Recipe recipe = kept_in_bf16("llama", optimizer);
     recipe.optimizer.clip = 1;
     recipe.optimizer.beta2 = 0.999;
+    recipe.optimizer.lr = 0.01;
     const double bf16 = last_loss(recipe);
     recipe.optimizer.state = "fp32";
     const double fp32 = last_loss(recipe);
     MESSAGE(std::string(optimizer) << ": " << bf16 << ", fp32: " << fp32);
     CHECK(fp32 < 2);
-    CHECK(bf16 == doctest::Approx(fp32).epsilon(0.01));
+    CHECK(relative(bf16, fp32) < 0.01);
     CHECK(bf16 != fp32);
   }
 }

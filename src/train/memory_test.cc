@@ -168,7 +168,6 @@ TEST_CASE("memory: a run whose micro-batch was chosen stays below the budget") {
       const plan::MicroBatch chosen = plan::choose_micro_batch(recipe);
       recipe.batch.micro = chosen.samples;
       const double held = most_held(recipe);
-      MESSAGE(chosen.samples << " " << chosen.bytes << " held " << held);
       CHECK(held < static_cast<double>(recipe.memory_budget));
       CHECK(held > 0.7 * chosen.bytes);
     }
