@@ -200,7 +200,8 @@ std::unique_ptr<StageParameters> MeshEngine::make_parameters(const OwnStage& own
   options.prefetch = recipe_.parallel.prefetch;
   options.units = own.units;
   for (const auto& shared : shared_) options.alone.push_back(shared.first);
-  if (!own.experts && (groups_.tensor || groups_.context))
+  if (!own.experts) options.tokens = groups_.tokens;
+  if (!own.experts && groups_.tensor)
     options.reduce_first = [this](const auto& flats, std::size_t first, std::size_t end,
                                   const std::vector<Piece>& pieces) {
       reduce_first(flats, first, end, pieces);
@@ -221,18 +222,33 @@ void MeshEngine::use_unit(const std::string& unit, MeshSpread::Use use) {
   }
 }
 
-// Gradients that are addends over the tensor axis, and over the context axis, where each rank had
-// some of the tokens.
+// Gradients that are addends over the tensor axis. They are small and many (norms, biases), so that
+// one sum of them all is what they cost; a large one goes from where it lies.
 void MeshEngine::reduce_first(const std::vector<torch::Tensor>& flats, std::size_t first,
                               std::size_t end, const std::vector<Piece>& pieces) {
-  const std::int64_t begin = pieces[first].offset;
-  for (const torch::Tensor& flat : flats) {
-    if (groups_.tensor)
-      for (std::size_t p = first; p < end; ++p)
-        if (spread_.sums_gradient(pieces[p].parameter) && !fault("uncut-gradient"))
-          groups_.tensor->all_reduce(flat.narrow(0, pieces[p].offset - begin, pieces[p].size));
-    if (groups_.context && !fault("context-gradient")) groups_.context->all_reduce(flat);
+  constexpr std::int64_t large = 1 << 16;
+  std::vector<torch::Tensor> packed;
+  std::vector<std::shared_ptr<collective::Work>> works;
+  for (const torch::Tensor& flat : flats)
+    for (std::size_t p = first; p < end; ++p) {
+      const Piece& piece = pieces[p];
+      if (!spread_.sums_gradient(piece.parameter) || fault("uncut-gradient")) continue;
+      const torch::Tensor part = flat.narrow(0, piece.offset - pieces[first].offset, piece.size);
+      if (piece.size < large)
+        packed.push_back(part);
+      else
+        works.push_back(groups_.tensor->all_reduce_async(part));
+    }
+  if (!packed.empty()) {
+    const torch::Tensor all = torch::cat(packed);
+    groups_.tensor->all_reduce(all);
+    std::int64_t at = 0;
+    for (const torch::Tensor& part : packed) {
+      part.copy_(all.narrow(0, at, part.size(0)));
+      at += part.size(0);
+    }
   }
+  for (const auto& work : works) work->wait();
 }
 
 nn::GradSink::Target MeshEngine::Sink::target(const torch::Tensor& parameter) {

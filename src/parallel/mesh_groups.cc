@@ -57,6 +57,7 @@ DataRanks open_data(const Members& members, int shards, int rank, const Open& op
 
 void open_context(const Members& context, int heads, int at, const Open& open, MeshGroups& groups) {
   groups.context = open(context, "context");
+  groups.tokens = open(context, "tokens");
   Members ring, ulysses;
   for (int c = 0; c < static_cast<int>(context.size()); ++c) {
     if (c % heads == at % heads) ring.push_back(context[static_cast<std::size_t>(c)]);

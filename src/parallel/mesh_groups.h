@@ -15,6 +15,8 @@ struct MeshGroups {
   // Null where the axis has one rank.
   DataRanks data;
   std::shared_ptr<collective::Group> pipeline, tensor, context;
+  // The context axis again, for gradients: their sums go on while a pass uses the other.
+  std::shared_ptr<collective::Group> tokens;
   // The context axis again, for attention: rank = ring * (ranks of ulysses) + ulysses.
   std::shared_ptr<collective::Group> ring, ulysses;
   // The stage's ranks again, for experts: those that share them out, and those that hold the same.

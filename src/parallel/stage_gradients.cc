@@ -97,9 +97,8 @@ void StageParameters::mark_ready(std::size_t p) {
   if (is_ready_[p]) return;
   is_ready_[p] = true;
   --buckets_[bucket_of_[p]].missing;
-  const bool whole_first = options_.zero <= 1 && reduces_leaves();
-  if (options_.overlap && uses_known_ && !whole_first && (last_ || options_.zero >= 2))
-    reduce_complete();
+  const bool sends = reduces_leaves() ? options_.tokens != nullptr : last_ || options_.zero >= 2;
+  if (options_.overlap && uses_known_ && sends) reduce_complete();
 }
 
 // In the order of the buckets, whatever order they were completed in: a rank whose micro-batch left
@@ -130,11 +129,10 @@ void StageParameters::merge(std::vector<torch::Tensor>& slots, int slot, int mer
 void StageParameters::end() {
   const torch::NoGradGuard no_grad;
   finish_pieces();
+  if (reduces_leaves()) finish_leaves();
   collecting_ = false;
   if (fault("last-micro-batch") && last_ && ranks_.data && options_.zero <= 1)
     slots_[static_cast<std::size_t>(slot_)].zero_();
-  if (options_.zero <= 1 && reduces_leaves())
-    options_.reduce_first({slots_[static_cast<std::size_t>(slot_)]}, 0, pieces_.size(), pieces_);
   if (options_.zero >= 2) {
     reduce_rest();
     for (BucketState& b : buckets_) add_incoming(b);
@@ -153,8 +151,38 @@ void StageParameters::reduce(BucketState& b) {
   const torch::NoGradGuard no_grad;
   if (options_.zero >= 2)
     exchange(b, true);
+  else if (collecting_ && reduces_leaves())
+    reduce_leaf(b);
   else
     reduce_slots(b);
+}
+
+void StageParameters::reduce_leaf(BucketState& b) {
+  if (!options_.tokens || fault("context-gradient")) return;
+  b.work = options_.tokens->all_reduce_async(
+      slots_[static_cast<std::size_t>(slot_)].narrow(0, b.bucket.offset, b.bucket.size));
+}
+
+// The buckets are for the micro-batches' sum to go through again.
+void StageParameters::finish_leaves() {
+  reduce_rest();
+  next_bucket_ = 0;
+  for (BucketState& b : buckets_)
+    if (const auto work = std::exchange(b.work, nullptr)) work->wait();
+  if (options_.reduce_first)
+    options_.reduce_first({slots_[static_cast<std::size_t>(slot_)]}, 0, pieces_.size(), pieces_);
+}
+
+// A bucket of some micro-batches, over the axes that come before data.
+void StageParameters::sum_first(const std::vector<torch::Tensor>& flats, const Bucket& bucket) {
+  if (flats.empty()) return;
+  std::vector<std::shared_ptr<collective::Work>> works;
+  if (options_.tokens && !fault("context-gradient"))
+    for (const torch::Tensor& flat : flats)
+      works.push_back(options_.tokens->all_reduce_async(flat));
+  for (const auto& work : works) work->wait();
+  if (options_.reduce_first)
+    options_.reduce_first(flats, bucket.first_piece, bucket.end_piece, pieces_);
 }
 
 void StageParameters::reduce_slots(BucketState& b) {
@@ -168,8 +196,7 @@ void StageParameters::reduce_slots(BucketState& b) {
   std::vector<torch::Tensor> nodes;
   for (int i = 0; i < plan_.nodes_of(ranks_.rank()); ++i)
     nodes.push_back(in_bucket(slots_[static_cast<std::size_t>(i)]));
-  if (options_.reduce_first && !reduces_leaves() && !nodes.empty())
-    options_.reduce_first(nodes, b.bucket.first_piece, b.bucket.end_piece, pieces_);
+  if (!reduces_leaves()) sum_first(nodes, b.bucket);
   if (!ranks_.data || fault("data-gradient")) return;
   b.work =
       ranks_.shards() == 1
@@ -183,8 +210,7 @@ int StageParameters::leaves_in_round() const {
 
 // The own part of each rank's gradient; ranks that have no micro-batch in this round send none.
 void StageParameters::exchange(BucketState& b, bool has_gradient) {
-  if (options_.reduce_first && has_gradient)
-    options_.reduce_first({b.gradient}, b.bucket.first_piece, b.bucket.end_piece, pieces_);
+  if (has_gradient) sum_first({b.gradient}, b.bucket);
   if (!ranks_.data) {
     b.incoming = std::exchange(b.gradient, torch::Tensor());
     return;

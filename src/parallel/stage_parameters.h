@@ -62,9 +62,12 @@ class StageParameters : public nn::GradSink {
     bool reshard_after_forward = true;
     bool prefetch = true;
     std::vector<std::string> units;  // zero 3: gathered and let go of by unit()
-    std::vector<std::string> alone;  // below zero 3: parameters with a bucket of their own
-    // Sums over other axes than data, of every tensor: the gradients of pieces [first, end), flat.
-    // Of each micro-batch's if reproducible, so that the data ranks' number does not matter.
+    std::vector<std::string> alone;  // parameters with a bucket of their own
+    // Ranks that had other tokens of the same sequences, for no other use: all gradients are summed
+    // over them, bucket by bucket while backward goes on (below zero 2, if reproducible).
+    std::shared_ptr<collective::Group> tokens = {};
+    // Then sums over other axes, of every tensor: the gradients of pieces [first, end), flat. Both
+    // of each micro-batch's if reproducible, so that the data ranks' number does not matter.
     std::function<void(const std::vector<torch::Tensor>& flats, std::size_t first, std::size_t end,
                        const std::vector<Piece>& pieces)>
         reduce_first = {};
@@ -183,13 +186,20 @@ class StageParameters : public nn::GradSink {
   void reduce_complete();
   void reduce_rest();
   void reduce(BucketState& b);
+  void reduce_leaf(BucketState& b);
+  void finish_leaves();
   void reduce_slots(BucketState& b);
+  void sum_first(const std::vector<torch::Tensor>& flats, const Bucket& bucket);
   void exchange(BucketState& b, bool has_gradient);
   void add_incoming(BucketState& b);
   void merge(std::vector<torch::Tensor>& slots, int slot, int merges, std::int64_t offset,
              std::int64_t size);
   int leaves_in_round() const;
-  bool reduces_leaves() const { return options_.reduce_first && options_.reproducible; }
+  // Below zero 2: whether a micro-batch's gradient is summed over other axes on its own.
+  bool reduces_leaves() const {
+    return options_.zero <= 1 && options_.reproducible &&
+           (options_.reduce_first || options_.tokens);
+  }
   void drain();
 
   void publish();

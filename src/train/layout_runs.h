@@ -220,9 +220,11 @@ inline std::vector<recipe::Recipe> layouts_of(recipe::Recipe recipe, int workers
       for (p.expert_tensor = 1; p.expert * p.expert_tensor <= workers; ++p.expert_tensor) add();
     p.expert = p.expert_tensor = 1;
   };
+  const bool moe = recipe.model.moe.experts > 0;
   const auto with_zero = [&] {
     for (p.zero = 0; p.zero <= 3; ++p.zero)
-      for (p.shard = 0; p.shard <= workers / 2; p.shard += p.shard ? p.shard : 2) with_experts();
+      for (p.shard = 0; p.shard <= (moe ? 2 : workers / 2); p.shard += p.shard ? p.shard : 2)
+        with_experts();
     p.zero = p.shard = 0;
   };
   const auto with_context = [&] {
