@@ -47,13 +47,14 @@ torch::Tensor norm_heads(const torch::Tensor& qkv, const Heads& heads,
   const auto parts = qkv.split_with_sizes(
       {heads.heads * heads.dim, heads.kv_heads * heads.dim, heads.kv_heads * heads.dim}, -1);
   const auto norm = [&](const torch::Tensor& x, const torch::Tensor& weight) {
-    return add_norm(x.reshape({x.size(0), -1, heads.dim}), weight, {}, eps).reshape(x.sizes());
+    return add_norm(x.reshape({x.size(0), x.size(1) / heads.dim, heads.dim}), weight, {}, eps)
+        .reshape(x.sizes());
   };
   return torch::cat({norm(parts[0], query_weight), norm(parts[1], key_weight), parts[2]}, -1);
 }
 
 QueryKeyValue split_and_rotate(const torch::Tensor& qkv, const Heads& heads, const Rope& rope) {
-  const auto parts = qkv.view({heads.batch, heads.sequence, -1, heads.dim})
+  const auto parts = qkv.view({heads.batch, heads.sequence, qkv.size(-1) / heads.dim, heads.dim})
                          .split_with_sizes({heads.heads, heads.kv_heads, heads.kv_heads}, 2);
   const auto rotate = [&](const torch::Tensor& x) {
     if (!rope.cosine.defined()) return x;

@@ -57,7 +57,7 @@ class StageParameters : public nn::GradSink {
     bool reproducible = true, overlap = true;
     int zero = 0;
     std::int64_t bucket_bytes = 4 << 20;
-    int micro_batches = 1;  // of a global batch
+    int micro_batches = 1;   // of a global batch
     std::uint64_t seed = 1;  // of the rounding of bf16 moments
     bool reshard_after_forward = true;
     bool prefetch = true;

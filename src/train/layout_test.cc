@@ -58,6 +58,22 @@ TEST_CASE("any layout of llama is llama: fp32") {
   check_layouts(recipe, torch::kFloat, 1e-4, 41);
 }
 
+// 17 tokens in 16 pieces: some of the 8 ranks have none.
+TEST_CASE("context ranks without a token: fp64") {
+  for (const char* kind : {"llama", "gpt2"})
+    for (const char* way : {"ring", "gather", "ulysses"}) {
+      recipe::Recipe recipe = base(kind);
+      recipe.parallel.workers = recipe.parallel.context = 8;
+      recipe.parallel.context_kind = way;
+      if (!legal(recipe)) continue;
+      CAPTURE(text_of(recipe));
+      const auto [worst, name] =
+          difference(train(recipe, 8, torch::kDouble, mesh), alone(recipe, torch::kDouble));
+      CAPTURE(name);
+      CHECK(worst <= 1e-6);
+    }
+}
+
 // What a layout is made of, "axis=value".
 std::vector<std::string> parts_of(const recipe::Recipe& recipe) {
   const recipe::Parallel& p = recipe.parallel;
