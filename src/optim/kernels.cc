@@ -1,53 +1,26 @@
 #include "optim/kernels.h"
 
-#include <cmath>
-
-#if defined(__x86_64__)
-#define TUTTI_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define TUTTI_CLONES
-#endif
+#include "optim/update.h"
 
 namespace tutti::optim {
 namespace {
 
 template <class T>
-__attribute__((always_inline)) inline void adamw_loop(T* __restrict w, const T* __restrict g,
-                                                      T* __restrict m, T* __restrict v,
-                                                      std::int64_t count, const AdamW& o) {
-  const T beta1 = static_cast<T>(o.beta1), beta2 = static_cast<T>(o.beta2),
-          rest1 = static_cast<T>(1 - o.beta1), rest2 = static_cast<T>(1 - o.beta2),
-          eps = static_cast<T>(o.eps), decay = static_cast<T>(o.decay),
-          rate = static_cast<T>(o.rate), v_factor = static_cast<T>(o.v_factor),
-          scale = static_cast<T>(o.scale);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const T gradient = g[i] * scale;
-    const T first = beta1 * m[i] + rest1 * gradient;
-    const T second = beta2 * v[i] + rest2 * (gradient * gradient);
-    m[i] = first;
-    v[i] = second;
-    w[i] = w[i] * decay - rate * first / (std::sqrt(second) * v_factor + eps);
-  }
+TUTTI_INLINE void adamw_loop(T* __restrict w, const T* __restrict g, T* __restrict m,
+                             T* __restrict v, std::int64_t count, const AdamW& o) {
+  const auto update = AdamWUpdate<T>::of(o);
+  for (std::int64_t i = 0; i < count; ++i) w[i] = update(w[i], g[i], m[i], v[i]);
 }
 
 template <class T>
-__attribute__((always_inline)) inline void sgd_loop(T* __restrict w, const T* __restrict g,
-                                                    T* __restrict b, std::int64_t count,
-                                                    const Sgd& o) {
-  const T momentum = static_cast<T>(o.momentum), decay = static_cast<T>(o.decay),
-          lr = static_cast<T>(o.lr), scale = static_cast<T>(o.scale),
-          look_ahead = static_cast<T>(o.nesterov ? o.momentum : 0),
-          own = static_cast<T>(o.nesterov ? 1 : 0), buffered = static_cast<T>(o.nesterov ? 0 : 1);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const T gradient = g[i] * scale;
-    const T buffer = momentum * b[i] + gradient;
-    b[i] = buffer;
-    w[i] = w[i] * decay - lr * (own * gradient + (look_ahead + buffered) * buffer);
-  }
+TUTTI_INLINE void sgd_loop(T* __restrict w, const T* __restrict g, T* __restrict b,
+                           std::int64_t count, const Sgd& o) {
+  const auto update = SgdUpdate<T>::of(o);
+  for (std::int64_t i = 0; i < count; ++i) w[i] = update(w[i], g[i], b[i]);
 }
 
 template <class T>
-__attribute__((always_inline)) inline double squares_loop(const T* x, std::int64_t count) {
+TUTTI_INLINE double squares_loop(const T* x, std::int64_t count) {
   constexpr int lanes = 16;
   double sums[lanes] = {};
   std::int64_t i = 0;

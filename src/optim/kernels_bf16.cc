@@ -2,17 +2,11 @@
 // code within the pass: Philox for each element would take longer than the update.
 #include <algorithm>
 #include <bit>
-#include <cmath>
 
 #include "base/rng.h"
 #include "optim/kernels.h"
+#include "optim/update.h"
 
-#if defined(__x86_64__)
-#define TUTTI_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define TUTTI_CLONES
-#endif
-#define TUTTI_INLINE __attribute__((always_inline)) inline
 #define TUTTI_LAMBDA __attribute__((always_inline))
 
 namespace tutti::optim {
@@ -69,19 +63,13 @@ template <class T>
 TUTTI_INLINE void adamw_loop(T* __restrict w, const T* __restrict g, std::uint16_t* __restrict m,
                              std::uint16_t* __restrict v, std::uint32_t element, const Keys& keys,
                              std::int64_t count, const AdamW& o) {
-  const T beta1 = static_cast<T>(o.beta1), beta2 = static_cast<T>(o.beta2),
-          rest1 = static_cast<T>(1 - o.beta1), rest2 = static_cast<T>(1 - o.beta2),
-          eps = static_cast<T>(o.eps), decay = static_cast<T>(o.decay),
-          rate = static_cast<T>(o.rate), v_factor = static_cast<T>(o.v_factor),
-          scale = static_cast<T>(o.scale);
+  const auto update = AdamWUpdate<T>::of(o);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::uint32_t word = draw(element + static_cast<std::uint32_t>(i), keys);
-    const T gradient = g[i] * scale;
-    const T first = beta1 * static_cast<T>(widened(m[i])) + rest1 * gradient;
-    const T square = beta2 * static_cast<T>(widened(v[i])) + rest2 * (gradient * gradient);
+    T first = static_cast<T>(widened(m[i])), square = static_cast<T>(widened(v[i]));
+    w[i] = update(w[i], g[i], first, square);
     m[i] = rounded(static_cast<float>(first), word & 0xFFFF);
     v[i] = rounded(static_cast<float>(square), word >> 16);
-    w[i] = w[i] * decay - rate * first / (std::sqrt(square) * v_factor + eps);
   }
 }
 
@@ -89,16 +77,12 @@ template <class T>
 TUTTI_INLINE void sgd_loop(T* __restrict w, const T* __restrict g, std::uint16_t* __restrict b,
                            std::uint32_t element, const Keys& keys, std::int64_t count,
                            const Sgd& o) {
-  const T momentum = static_cast<T>(o.momentum), decay = static_cast<T>(o.decay),
-          lr = static_cast<T>(o.lr), scale = static_cast<T>(o.scale),
-          look_ahead = static_cast<T>(o.nesterov ? o.momentum : 0),
-          own = static_cast<T>(o.nesterov ? 1 : 0), buffered = static_cast<T>(o.nesterov ? 0 : 1);
+  const auto update = SgdUpdate<T>::of(o);
   for (std::int64_t i = 0; i < count; ++i) {
-    const T gradient = g[i] * scale;
-    const T buffer = momentum * static_cast<T>(widened(b[i])) + gradient;
+    T buffer = static_cast<T>(widened(b[i]));
+    w[i] = update(w[i], g[i], buffer);
     b[i] = rounded(static_cast<float>(buffer),
                    draw(element + static_cast<std::uint32_t>(i), keys) & 0xFFFF);
-    w[i] = w[i] * decay - lr * (own * gradient + (look_ahead + buffered) * buffer);
   }
 }
 
