@@ -8,12 +8,6 @@
 namespace tutti::parallel {
 namespace {
 
-torch::Tensor box_view(torch::Tensor whole, const Box& box) {
-  for (std::size_t d = 0; d < box.size.size(); ++d)
-    whole = whole.narrow(static_cast<std::int64_t>(d), box.offset[d], box.size[d]);
-  return whole;
-}
-
 bool on_tensor_axis(const std::map<std::string, std::string>& rules, const std::string& axis) {
   const auto rule = rules.find(axis);
   return rule != rules.end() && rule->second == "tensor";
@@ -109,6 +103,12 @@ std::vector<Cut> cut_parameters(
     cuts.push_back(std::move(cut));
   }
   return cuts;
+}
+
+torch::Tensor box_view(torch::Tensor whole, const Box& box) {
+  for (std::size_t d = 0; d < box.size.size(); ++d)
+    whole = whole.narrow(static_cast<std::int64_t>(d), box.offset[d], box.size[d]);
+  return whole;
 }
 
 torch::Tensor take(const torch::Tensor& whole, const Cut& cut) {

@@ -53,6 +53,9 @@ std::vector<Cut> cut_parameters(
     const Axes& axes, const std::map<std::string, std::string>& rules, const CutRanks& size,
     const CutRanks& index);
 
+// The part of `whole` that is `box`, a view.
+torch::Tensor box_view(torch::Tensor whole, const Box& box);
+
 // The local tensor of a whole one, and back: `local` into its places in `whole`.
 torch::Tensor take(const torch::Tensor& whole, const Cut& cut);
 void put(const torch::Tensor& local, const Cut& cut, torch::Tensor& whole);

@@ -76,6 +76,9 @@ struct StateTensor {
   std::optional<Box> box = {};           // which piece; none: the whole, the same on every rank
   bool owned =
       true;  // of a piece: whether this is the rank that writes it, among those that have it
+
+  std::vector<std::int64_t> global_shape() const { return box ? shape : value.sizes().vec(); }
+  Box place() const { return box ? *box : whole(global_shape()); }
 };
 
 struct StepInput {

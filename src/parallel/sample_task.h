@@ -13,6 +13,7 @@
 
 #include "collective/group.h"
 #include "nn/ops.h"
+#include "parallel/cut.h"
 #include "parallel/engine.h"
 #include "recipe/recipe.h"
 #include "testing/ranks.h"
@@ -124,12 +125,6 @@ inline bool same(double a, double b) { return a == b || (std::isnan(a) && std::i
 using MakeEngine = std::function<std::unique_ptr<Engine>(const recipe::Recipe&, Task&,
                                                          std::shared_ptr<collective::Group>)>;
 
-inline torch::Tensor at_box(torch::Tensor whole, const Box& box) {
-  for (std::size_t d = 0; d < box.size.size(); ++d)
-    whole = whole.narrow(static_cast<std::int64_t>(d), box.offset[d], box.size[d]);
-  return whole;
-}
-
 // The whole tensors of all ranks' states, by name. Checks that ranks
 // that hold the same elements hold the same values, and that each element of a tensor that comes in
 // pieces has one owner.
@@ -138,19 +133,19 @@ inline std::vector<StateTensor> assemble(const std::vector<std::vector<StateTens
   for (const auto& state : ranks)
     for (const StateTensor& tensor : state) {
       auto& [values, holders, owners] = whole[tensor.name];
-      const auto shape = tensor.box ? tensor.shape : tensor.value.sizes().vec();
+      const auto shape = tensor.global_shape();
       if (!values.defined()) {
         values = torch::zeros(shape, tensor.value.options());
         holders = torch::zeros(shape, torch::kInt);
         owners = torch::zeros(shape, torch::kInt);
       }
-      const Box box = tensor.box ? *tensor.box : tutti::whole(shape);
+      const Box box = tensor.place();
       if (tensor.value.numel() == 0 || (tensor.value.dim() == 0 && !tensor.owned)) continue;
-      torch::Tensor place = at_box(values, box), held = at_box(holders, box);
+      torch::Tensor place = box_view(values, box), held = box_view(holders, box);
       CHECK_MESSAGE(torch::where(held > 0, place, tensor.value).equal(tensor.value), tensor.name);
       place.copy_(tensor.value);
       held.add_(1);
-      if (tensor.box && tensor.owned) at_box(owners, box).add_(1);
+      if (tensor.box && tensor.owned) box_view(owners, box).add_(1);
       if (!tensor.box) owners.fill_(1);
     }
   std::vector<StateTensor> all;

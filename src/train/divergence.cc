@@ -12,18 +12,13 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "collective/text.h"
+#include "parallel/cut.h"
 
 namespace tutti::train {
 namespace {
 
 using parallel::StateTensor;
 using Sizes = std::vector<std::int64_t>;
-
-Sizes shape_of(const StateTensor& tensor) {
-  return tensor.box ? tensor.shape : tensor.value.sizes().vec();
-}
-
-Box box_of(const StateTensor& tensor) { return tensor.box ? *tensor.box : whole(shape_of(tensor)); }
 
 struct Before {
   bool operator()(const Box& a, const Box& b) const {
@@ -78,12 +73,10 @@ class Order {
 };
 
 std::uint64_t hash_of(const StateTensor& tensor, const Box& part) {
-  const Box held = box_of(tensor);
-  torch::Tensor value = tensor.value.detach();
-  for (std::size_t d = 0; d < part.size.size(); ++d)
-    value =
-        value.narrow(static_cast<std::int64_t>(d), part.offset[d] - held.offset[d], part.size[d]);
-  value = value.contiguous();
+  Box within = part;
+  const Box held = tensor.place();
+  for (std::size_t d = 0; d < within.offset.size(); ++d) within.offset[d] -= held.offset[d];
+  const torch::Tensor value = parallel::box_view(tensor.value.detach(), within).contiguous();
   return hash64(std::span(static_cast<const std::byte*>(value.const_data_ptr()), value.nbytes()));
 }
 
@@ -149,7 +142,8 @@ void DivergenceWatch::agree_on_parts(const std::vector<StateTensor>& held) {
   Json told = Json::array();
   for (const StateTensor& tensor : held)
     if (tensor.value.numel() > 0)
-      told.push_back({tensor.name, shape_of(tensor), box_of(tensor).offset, box_of(tensor).size});
+      told.push_back(
+          {tensor.name, tensor.global_shape(), tensor.place().offset, tensor.place().size});
   const Order order(order_);
   std::map<Order::Key, Places> tensors;
   const auto texts = collective::all_gather_text(*world_, told.dump());
@@ -168,7 +162,7 @@ void DivergenceWatch::agree_on_parts(const std::vector<StateTensor>& held) {
       Part part{std::get<2>(key), places.shape, box, {ranks.begin(), ranks.end()}, held.size()};
       const auto [first, end] = mine.equal_range(part.name);
       for (auto one = first; one != end; ++one)
-        if (contains(box_of(held[one->second]), box)) part.mine = one->second;
+        if (contains(held[one->second].place(), box)) part.mine = one->second;
       parts_.push_back(std::move(part));
     }
 }
@@ -215,7 +209,7 @@ std::vector<std::vector<std::uint64_t>> DivergenceWatch::gather(
 std::optional<Divergence> DivergenceWatch::compare(const std::vector<StateTensor>& held) {
   const torch::NoGradGuard no_grad;
   std::vector<Whereabouts> now;
-  for (const StateTensor& tensor : held) now.push_back({tensor.name, box_of(tensor)});
+  for (const StateTensor& tensor : held) now.push_back({tensor.name, tensor.place()});
   const torch::Tensor changed = torch::full({1}, now != held_ ? 1 : 0, torch::kLong);
   world_->all_reduce(changed, comm::Reduce::max);
   if (changed.item<std::int64_t>() > 0) agree_on_parts(held);

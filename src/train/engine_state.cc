@@ -12,10 +12,6 @@ std::byte* bytes_of(const torch::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data_ptr());
 }
 
-std::vector<std::int64_t> global_shape(const parallel::StateTensor& tensor) {
-  return tensor.box ? tensor.shape : tensor.value.sizes().vec();
-}
-
 // What the tensor is stored as: the optimizer's moments may be stored in another floating type than
 // they are kept in (optimizer.state was changed).
 DType stored_type(const parallel::StateTensor& tensor, const std::map<std::string, DType>& stored) {
@@ -41,7 +37,7 @@ std::vector<checkpoint::Loader::Expected> expected_of(
   std::set<std::string> names;
   for (const parallel::StateTensor& tensor : state)
     if (names.insert(tensor.name).second)
-      expected.push_back({tensor.name, stored_type(tensor, stored), global_shape(tensor)});
+      expected.push_back({tensor.name, stored_type(tensor, stored), tensor.global_shape()});
   return expected;
 }
 
@@ -52,7 +48,7 @@ std::vector<checkpoint::TensorView> views_of(const std::vector<parallel::StateTe
   for (const parallel::StateTensor& tensor : state)
     if (!tensor.box || tensor.owned)
       views.push_back({tensor.name, collective::to_dtype(tensor.value.scalar_type()),
-                       global_shape(tensor), bytes_of(tensor.value), tensor.box});
+                       tensor.global_shape(), bytes_of(tensor.value), tensor.box});
   return views;
 }
 
@@ -65,8 +61,7 @@ void read_state(const checkpoint::Loader& loader, parallel::Engine& engine) {
     const auto type = collective::to_scalar_type(stored_type(tensor, stored));
     torch::Tensor value = tensor.value;
     if (type != value.scalar_type()) value = torch::empty(value.sizes(), type);
-    loader.read(tensor.name, tensor.box ? *tensor.box : whole(tensor.value.sizes().vec()),
-                bytes_of(value));
+    loader.read(tensor.name, tensor.place(), bytes_of(value));
     if (!value.is_same(tensor.value)) torch::Tensor(tensor.value).copy_(value);  // to the nearest
   }
   engine.restored();

@@ -5,17 +5,12 @@
 #include <limits>
 
 #include "base/error.h"
+#include "parallel/cut.h"
 
 namespace tutti::train {
 namespace {
 
 constexpr std::size_t listed = 8;  // tensors of a quantity
-
-torch::Tensor in_box(torch::Tensor whole, const std::optional<Box>& box) {
-  for (std::size_t d = 0; box && d < box->size.size(); ++d)
-    whole = whole.narrow(static_cast<std::int64_t>(d), box->offset[d], box->size[d]);
-  return whole;
-}
 
 double largest(const torch::Tensor& x) { return x.numel() > 0 ? x.abs().max().item<double>() : 0; }
 
@@ -106,7 +101,7 @@ void Comparison::piece(const parallel::StateTensor& piece, const torch::Tensor& 
   if (piece.value.numel() == 0) return;
   const torch::Tensor a = mine.to(torch::kDouble), b = theirs.to(torch::kDouble);
   torch::Tensor off = (a - b).abs();
-  if (weight.defined()) off = off * in_box(weight, piece.box);
+  if (weight.defined()) off = off * parallel::box_view(weight, piece.place());
   difference.value = finite(off.max().item<double>() / scale);
   if (difference.value > options_.limit()) difference.factor = common_factor(a, b);
   note(std::move(difference));
@@ -118,7 +113,7 @@ void Comparison::gradients(int rank, std::int64_t step, const parallel::StepOutc
   const auto s = static_cast<std::size_t>(step);
   const double divisor = std::max(outcome.count, 1.0);
   for (const parallel::StateTensor& p : pieces)
-    piece(p, p.value / divisor, in_box(twin_.steps[s].gradients.at(p.name), p.box),
+    piece(p, p.value / divisor, parallel::box_view(twin_.steps[s].gradients.at(p.name), p.place()),
           scales_[s].gradient.at("gradient/" + p.name), {},
           {Quantity::gradient, p.name, 0, step, rank});
 }
@@ -130,13 +125,14 @@ void Comparison::state(int rank, std::int64_t step,
   const TwinStep& twin = twin_.steps[s];
   for (const parallel::StateTensor& p : pieces) {
     const auto [kind, name] = halves(p.name);
-    const torch::Tensor after = in_box(twin.after.at(p.name), p.box);
+    const torch::Tensor after = parallel::box_view(twin.after.at(p.name), p.place());
     if (kind != "model") {
       piece(p, p.value, after, scales_[s].state.at(p.name), {},
             {Quantity::state, name, 0, step, rank, 0, kind});
       continue;
     }
-    const torch::Tensor before = in_box(twin.before.at(p.name), p.box).to(torch::kDouble);
+    const torch::Tensor before =
+        parallel::box_view(twin.before.at(p.name), p.place()).to(torch::kDouble);
     const auto weight = scales_[s].weights.find(name);
     piece(p, p.value.to(torch::kDouble) - before, after.to(torch::kDouble) - before,
           scales_[s].update.at(p.name),
