@@ -95,8 +95,9 @@ void MeshEngine::cut_all() {
     shapes.emplace_back(named.key(), parameter.sizes().vec());
     parameters_.push_back(parameter);
   }
+  const Axes axes = task_.axes();
   const auto cuts_at = [&](const CutRanks& place) {
-    return cut_parameters(shapes, task_.axes(), layout_.rules, cut_ranks_, place);
+    return cut_parameters(shapes, axes, layout_.rules, cut_ranks_, place);
   };
   cuts_ = cuts_at(cut_place_);
   std::int64_t size = 2 * micro_batches_ + votes;

@@ -118,7 +118,7 @@ torch::Tensor MeshExperts::home(const torch::Tensor& rows, const Way& way) const
 }
 
 void MeshExperts::note(const char* at, const torch::Tensor& rows, bool away) const {
-  if (!trace_) return;
+  if (!trace_ || !trace_->traces()) return;
   const char *out = "all-to-all", *back = "all-to-all";
   if (groups_.expert_tensor) {
     out = groups_.expert ? "all-to-all, all-gather" : "all-gather";

@@ -133,10 +133,6 @@ bool MeshSpread::loses_sums(const nn::Type& from) const {
   return from.kind == Kind::partial ? fault("row-parallel-sum") : fault("input-gradient-sum");
 }
 
-void MeshSpread::note(Boundary boundary) {
-  if (tracing_) boundaries_.push_back(std::move(boundary));
-}
-
 void MeshSpread::refuse(nn::Type from, nn::Type to, const torch::Tensor& at) const {
   throw ConfigError(str("the operation with ", name_of(at), " needs ", to_text(to),
                         " on the tensor axis, but its operand is ", to_text(from),
@@ -154,8 +150,9 @@ std::shared_ptr<nn::RowExchange> MeshSpread::exchange(nn::Type from, nn::Type to
     refuse(from, to, at);
   const char* const gather = by_rows ? "all-gather" : "none";
   const char* const sum = by_rows ? "reduce-scatter" : "all-reduce";
-  note({name_of(at), "tensor", from, to, gathers ? gather : sum, gathers ? sum : gather,
-        rows * features * static_cast<std::int64_t>(at.element_size())});
+  if (tracing_)
+    note({name_of(at), "tensor", from, to, gathers ? gather : sum, gathers ? sum : gather,
+          rows * features * static_cast<std::int64_t>(at.element_size())});
   return std::make_shared<TensorExchange>(tensor_, rows, by_rows, chunks_, loses_sums(from));
 }
 
@@ -176,8 +173,9 @@ torch::Tensor MeshSpread::convert(const torch::Tensor& x, nn::Type from, nn::Typ
              partial = nn::Type::partial(), varying = nn::Type::varying();
   const auto run = [&](const char* forward_name, const char* backward_name, const Map& forward,
                        const Map& backward) {
-    note({name_of(at), "tensor", from, to, forward_name, backward_name,
-          rows * x.size(1) * static_cast<std::int64_t>(x.element_size())});
+    if (tracing_)
+      note({name_of(at), "tensor", from, to, forward_name, backward_name,
+            rows * x.size(1) * static_cast<std::int64_t>(x.element_size())});
     return through(x, "convert", forward, backward);
   };
   if (is(replicate, varying)) return run("none", "all-reduce", same, reduce);

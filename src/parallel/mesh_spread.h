@@ -48,7 +48,8 @@ class MeshSpread : public nn::Spread {
 
   // Keeps the conversions of passes from now on.
   void trace(bool on) { tracing_ = on; }
-  void note(Boundary boundary);  // if it is on
+  bool traces() const { return tracing_; }
+  void note(Boundary boundary) { boundaries_.push_back(std::move(boundary)); }
   std::vector<Boundary> take_trace() { return std::exchange(boundaries_, {}); }
 
   nn::Type placement(const torch::Tensor& parameter) const override;
