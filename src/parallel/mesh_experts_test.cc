@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "mesh/device_mesh.h"
-#include "mesh/placement.h"
 #include "nn/model.h"
 #include "parallel/mesh_spread.h"
 #include "testing/ranks.h"
@@ -66,8 +65,6 @@ recipe::Model sigmoid() {
   m.mlp = 22;
   return nn::resolve(m, 17);
 }
-
-bool of_experts(const std::string& name) { return name.find(".experts.") != std::string::npos; }
 
 // `idle`: every token goes to the first two experts.
 std::shared_ptr<nn::LanguageModel> model_of(const recipe::Model& config, bool idle) {
@@ -146,34 +143,18 @@ class Member {
   }
 
   int data_index() const { return mesh_.coordinate(rank_, "data"); }
-  bool folded() const { return experts->spreads(); }
-
-  // The part of an expert's parameter that is here.
-  torch::Tensor of_fold(const torch::Tensor& whole, const std::string& name) const {
-    const nn::Span span = experts->experts_here();
-    const int dim = name.find("down_proj") == std::string::npos ? 1 : 2;
-    const Slice slice = slice_of(whole.size(dim), layout_.expert_tensor,
-                                 folded_.coordinate(rank_, "expert_tensor"));
-    return whole.narrow(0, span.begin, span.size)
-        .narrow(dim, slice.begin, slice.size)
-        .clone(at::MemoryFormat::Contiguous);
-  }
-
   void cut(nn::LanguageModel& model) {
     std::vector<std::pair<std::string, std::vector<std::int64_t>>> shapes;
-    for (const auto& p : model.named_parameters()) {
-      if (folded() && of_experts(p.key())) {
-        torch::Tensor parameter = p.value();
-        parameter.set_data(of_fold(parameter.detach(), p.key()));
-      } else {
-        shapes.emplace_back(p.key(), p.value().sizes().vec());
-      }
-    }
+    for (const auto& p : model.named_parameters())
+      shapes.emplace_back(p.key(), p.value().sizes().vec());
     Rules rules = {{"heads", "tensor"}, {"kv_heads", "tensor"}, {"vocab", "tensor"}};
     if (layout_.rules.empty()) rules["mlp"] = "tensor";
     rules.insert(layout_.rules.begin(), layout_.rules.end());
-    for (const Cut& cut : cut_parameters(shapes, {model.axes(), model.grains()}, rules,
-                                         {layout_.tensor}, {mesh_.coordinate(rank_, "tensor")})) {
+    const CutRanks place{mesh_.coordinate(rank_, "tensor"), folded_.coordinate(rank_, "expert"),
+                         folded_.coordinate(rank_, "expert_tensor")};
+    for (const Cut& cut :
+         cut_parameters(shapes, {model.axes(), model.grains()}, rules,
+                        {layout_.tensor, layout_.expert, layout_.expert_tensor}, place)) {
       torch::Tensor parameter = model.named_parameters()[cut.name];
       parameter.set_data(take(parameter.detach(), cut));
       spread->set_cut(parameter, cut);
@@ -182,8 +163,7 @@ class Member {
   }
 
   torch::Tensor part(const torch::Tensor& whole, const std::string& name) const {
-    const auto found = cuts_.find(name);
-    return found == cuts_.end() ? of_fold(whole, name) : take(whole, found->second);
+    return take(whole, cuts_.at(name));
   }
 
   // Over the ranks that hold the same part.
@@ -191,7 +171,7 @@ class Member {
     torch::Tensor gradient = parameter.grad().defined() ? parameter.grad().clone()
                                                         : torch::zeros_like(parameter.detach());
     gradient = gradient.contiguous();
-    if (!cuts_.contains(name)) {
+    if (cuts_.at(name).folded) {
       if (replica) replica->all_reduce(gradient);
       return gradient;
     }
