@@ -148,11 +148,16 @@ Kept kept_by(const Recipe& recipe, const Model& model, recipe::Recompute kind) {
   return kept;
 }
 
+// Of a sequence, on a rank.
+std::int64_t tokens_here(const Recipe& recipe) {
+  return (recipe.data.sequence + recipe.parallel.context - 1) / recipe.parallel.context;
+}
+
 double activations_of(const Recipe& recipe, const Model& model, const Layout& layout, int rank,
                       const Kinds& kinds) {
   using recipe::Recompute;
   const recipe::Parallel& p = recipe.parallel;
-  const std::int64_t sequence = (recipe.data.sequence + p.context - 1) / p.context;
+  const std::int64_t sequence = tokens_here(recipe);
   const double tokens = static_cast<double>(recipe.batch.micro * sequence);
   const double row = tokens * static_cast<double>(model.embed) * (half(recipe) ? 2.0 : 4.0) /
                      static_cast<double>(p.sequence_parallel ? p.tensor : 1);
@@ -179,8 +184,7 @@ double activations_of(const Recipe& recipe, const Model& model, const Layout& la
 
 double working_of(const Recipe& recipe, const Model& model) {
   const recipe::Parallel& p = recipe.parallel;
-  const std::int64_t sequence = (recipe.data.sequence + p.context - 1) / p.context;
-  const auto tokens = static_cast<double>(recipe.batch.micro * sequence);
+  const auto tokens = static_cast<double>(recipe.batch.micro * tokens_here(recipe));
   std::int64_t widest = std::max(model.mlp, model.embed);
   if (model.moe.experts > 0)
     widest = std::max(widest, model.moe.experts_per_token * model.moe.expert_mlp);
