@@ -8,15 +8,11 @@ once, in an order that turns. Printed: tokens/s of the median steady step (after
 first side of each round and its median, and whether the losses were the same bits.
 """
 import argparse
-import json
-import os
 import pathlib
 import statistics
-import subprocess
-import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from runs import train
 
 
 def parse():
@@ -31,17 +27,8 @@ def parse():
 
 
 def measure(options, side, out):
-    """(seconds of the median steady step, losses)."""
-    words = [*options.set, *filter(None, side.split(",")), f"duration={options.steps} steps"]
-    binary = os.environ.get("TUTTI_BIN", ROOT / "build" / "release" / "bin")
-    command = [f"{binary}/tutti", "train", options.recipe, "--json", "--out", out,
-               *(part for word in words for part in ("--set", word))]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=ROOT)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))}\nended with {done.returncode}:\n{done.stderr[-3000:]}")
-    records = [json.loads(line) for line in (out / "events" / "rank-000.jsonl").read_text().splitlines()]
-    steps = [r for r in records if r.get("kind") == "scalars" and "step_seconds" in r]
-    return statistics.median(r["step_seconds"] for r in steps[options.skip:]), [r["loss"] for r in steps]
+    settings = [*options.set, *filter(None, side.split(",")), f"duration={options.steps} steps"]
+    return train(options.recipe, settings, out, options.skip)
 
 
 def main():

@@ -15,14 +15,13 @@ of a step. Exits with 1 when the losses differ by more than --tolerance.
 """
 import argparse
 import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from runs import ROOT, run, train
+
 PEER = ROOT / "bench" / "peers" / "peer_train.py"
 PROCESSES, THREADS = 2, 1
 LOSS_STEPS = 50
@@ -47,15 +46,6 @@ def parse():
                         help="further options of the peer, like --peer-option=--hidden=512")
     parser.add_argument("--out", type=pathlib.Path, help="also write the result here as JSON")
     return parser.parse_args()
-
-
-def run(command, **more):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=ROOT,
-                          **more)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, command))}\nended with {done.returncode}:\n"
-                 f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return done.stdout
 
 
 def text_file(folder):
@@ -99,25 +89,8 @@ class Bench:
                 "parallel.workers": PROCESSES, "parallel.threads": THREADS,
                 **OURS[options.peer]}
         words = [f"{name}={value}" for name, value in sets.items()] + options.set
-        binary = os.environ.get("TUTTI_BIN", ROOT / "build" / "release" / "bin")
-        run([f"{binary}/tutti", "train", ROOT / "recipes" / "peer.yaml", "--json", "--out", out,
-             *(part for word in words for part in ("--set", word))])
-        seconds, losses = read_events(out, options.skip)
+        seconds, losses = train(ROOT / "recipes" / "peer.yaml", words, out, options.skip)
         return TOKENS / seconds, losses
-
-
-def read_events(out, skip):
-    """(seconds of the median steady step, losses in the order of the steps)."""
-    records = []
-    for line in (out / "events" / "rank-000.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        if record.get("kind") == "scalars" and "step_seconds" in record:
-            records.append(record)
-    records.sort(key=lambda record: record["step"])
-    if [record["step"] for record in records] != list(range(1, len(records) + 1)):
-        sys.exit(f"{out}: the events do not have each step once")
-    steady = statistics.median(record["step_seconds"] for record in records[skip:])
-    return steady, [record["loss"] for record in records]
 
 
 def main():
