@@ -313,7 +313,10 @@ StageOutput Decoder::run_stage(const Stage& stage, const torch::Tensor& in,
       stage, stage.first ? embed(here(batch.inputs, pass.positions), pass) : Stream{stream_in, {}},
       pass, losses);
   Loss loss;
-  for (const auto& one : losses) loss.routers = loss.routers.defined() ? loss.routers + one : one;
+  for (const auto& one : losses) {
+    const torch::Tensor wide = one.to(torch::kDouble);
+    loss.routers = loss.routers.defined() ? loss.routers + wide : wide;
+  }
   if (!stage.last) {
     loss.sum = loss.routers;
     return {
@@ -323,7 +326,7 @@ StageOutput Decoder::run_stage(const Stage& stage, const torch::Tensor& in,
   const bool tied = !head_.defined();
   const Use use = tied && both_ends_ ? Use::first : Use::only;
   loss.sum = head_loss(final_states(stream), tied ? token_embedding_ : head_, targets, use);
-  if (loss.routers.defined()) loss.sum = loss.sum + loss.routers;
+  if (loss.routers.defined()) loss.sum = loss.sum.to(torch::kDouble) + loss.routers;
   loss.tokens = (targets >= 0).sum().item<std::int64_t>();
   return {{}, loss};
 }

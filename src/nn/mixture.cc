@@ -20,12 +20,11 @@ Value to_type(const Value& x, const Type& to, const torch::Tensor& at) {
 Type wanted(const Type& stream, const MixtureParameters& p) {
   const Type gate = spread().placement(p.gate), down = spread().placement(p.down);
   const bool slices = gate == Type::shard(1) && down == Type::shard(2);
-  const bool some = gate == Type::shard(0) && down == Type::shard(0);
   const bool whole = gate == Type::replicate() && down == Type::replicate();
-  if (!(spread().placement(p.up) == gate) || !(slices || some || whole))
+  if (!(spread().placement(p.up) == gate) || !(slices || whole))
     throw ConfigError(str("experts: gate and up are ", to_text(gate), " and ",
                           to_text(spread().placement(p.up)), ", down is ", to_text(down),
-                          ": they must be cut along one axis, expert or mlp; see parallel.rules"));
+                          ": they must be cut along mlp, or not; see parallel.rules"));
   if (!whole) return Type::varying();
   return expert_spread().spreads() ? Type::shard(0) : stream;
 }
@@ -79,15 +78,7 @@ SlotOrder order_of(const Value& x, const Routing& routing, const recipe::Moe& mo
 
 Value through_experts(const Value& x, const Routing& routing, const MixtureParameters& p,
                       const recipe::Moe& moe, const MixtureTokens& tokens) {
-  SlotOrder order = order_of(x, routing, moe, tokens);
-  if (spread().placement(p.gate) == Type::shard(0)) {
-    const Span mine = spread().part(p.gate);
-    order = only(order, mine);
-    const auto first = order.counts.begin() + mine.begin;
-    const std::vector<std::int64_t> counts(first, first + mine.size);
-    const auto rows = experts_mlp(dispatch(x.tensor, order), counts, p.gate, p.up, p.down);
-    return {combine(rows, routing.weights, order), x.rows, Type::partial()};
-  }
+  const SlotOrder order = order_of(x, routing, moe, tokens);
   const ExpertSpread::Sent sent = expert_spread().send(dispatch(x.tensor, order), order.counts);
   const torch::Tensor rows =
       expert_spread().bring_back(experts_mlp(sent.rows, sent.counts, p.gate, p.up, p.down), sent);

@@ -32,9 +32,11 @@ struct TokenBatch {
 
 // One loss rule: a numerator and a denominator, divided once, by the trainer.
 struct Loss {
-  torch::Tensor sum;  // fp32 scalar with grad: cross-entropy in nats, summed over valid targets
+  // Scalar with grad: cross-entropy in nats, summed over valid targets; fp32. With routers' losses
+  // they are added to it in fp64, so that stages that are added up later make the same sum.
+  torch::Tensor sum;
   std::int64_t tokens = 0;  // valid targets
-  torch::Tensor routers;    // the part of `sum` that is the routers' losses; undefined: none
+  torch::Tensor routers;    // fp64: the part of `sum` that is the routers' losses; undefined: none
 };
 
 // Keys the dropout of one forward pass: a pure function of (seed, parameter-like name, step,

@@ -56,10 +56,6 @@ SlotOrder sort_slots(const torch::Tensor& ids, std::int64_t experts, std::int64_
 // ceil(factor x tokens x experts_per_token / experts), at least 1; 0 if factor is 0.
 std::int64_t capacity_of(const recipe::Moe& moe, std::int64_t tokens);
 
-// The order without the rows of experts outside `span`, whose slots become -1. The rows left are
-// those of the experts [begin, begin + size), which are a run of the whole order's rows.
-SlotOrder only(const SlotOrder& order, const Span& span);
-
 torch::Tensor dispatch(const torch::Tensor& x, const SlotOrder& order);
 
 // rows [sum of counts, embed], sorted by expert; gate, up [experts, mlp, embed]; down [experts,

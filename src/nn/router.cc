@@ -103,23 +103,6 @@ SlotOrder sort_slots(const torch::Tensor& ids, std::int64_t experts, std::int64_
   return order;
 }
 
-SlotOrder only(const SlotOrder& order, const Span& span) {
-  SlotOrder part = order;
-  std::int64_t begin = 0, rows = 0;
-  for (std::size_t e = 0; e < order.counts.size(); ++e) {
-    const auto expert = static_cast<std::int64_t>(e);
-    if (expert < span.begin) begin += order.counts[e];
-    if (expert >= span.begin && expert < span.begin + span.size)
-      rows += order.counts[e];
-    else
-      part.counts[e] = 0;
-  }
-  part.slots = order.slots.narrow(0, begin, rows);
-  const auto outside = (order.places < begin).logical_or(order.places >= begin + rows);
-  part.places = (order.places - begin).masked_fill(outside, -1);
-  return part;
-}
-
 torch::Tensor choices(const torch::Tensor& ids, const torch::Tensor& counted,
                       std::int64_t experts) {
   const auto chosen = ids.index({counted}).flatten();

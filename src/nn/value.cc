@@ -40,6 +40,11 @@ Type cut_of(const std::vector<Projection>& projections) {
     if (!(of(p) == first))
       throw ConfigError(str("linear: its weights are cut in two ways, ", to_text(first), " and ",
                             to_text(of(p)), "; see parallel.rules"));
+  const Type along = is_shard(first, 0) ? first : Type::replicate();
+  for (const Projection& p : projections)
+    if (p.bias.defined() && !(spread().placement(p.bias) == along))
+      throw ConfigError(str("linear: its weight is ", to_text(first), ", its bias ",
+                            to_text(spread().placement(p.bias)), "; see parallel.rules"));
   return first;
 }
 

@@ -343,6 +343,7 @@ class MuonOptimizer : public Optimizer {
   // Each rank holds some elements of every matrix: they go to the matrix's rank and come back.
   void orthogonalise_cut() {
     const std::vector<Segment>& all = matrices_.segments();
+    if (all.empty()) return;                // on all ranks: they know the same parameters
     std::vector<std::int64_t> there, here;  // elements to and from each rank
     std::vector<torch::Tensor> parts;
     const auto [mine, mine_end] = range(peers_.rank);

@@ -94,7 +94,8 @@ class Engine {
   virtual ~Engine() = default;
 
   // Forward, backward, reduction, clipping, update. All ranks call it together. Throws WorldError
-  // if a peer is lost or late; nothing was updated then.
+  // if a peer is lost or late. Nothing was updated then if that was before the update; what an
+  // update sends (gathered weights, Muon's directions) may be lost half way: load a checkpoint.
   virtual StepOutcome step(const StepInput& input) = 0;
 
   virtual std::int64_t parameter_count() const = 0;

@@ -5,17 +5,11 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "parallel/mesh_engine.h"
-#include "parallel/replicated.h"
 #include "plan/layout.h"
 #include "recipe/fields.h"
 
 namespace tutti::parallel {
 namespace {
-
-std::unique_ptr<Engine> make_replicated(const recipe::Recipe& recipe, Task& task,
-                                        std::shared_ptr<collective::Group> world) {
-  return std::make_unique<ReplicatedEngine>(recipe, task, std::move(world));
-}
 
 std::unique_ptr<Engine> make_mesh(const recipe::Recipe& recipe, Task& task,
                                   std::shared_ptr<collective::Group> world) {
@@ -24,7 +18,7 @@ std::unique_ptr<Engine> make_mesh(const recipe::Recipe& recipe, Task& task,
 
 std::map<std::string, EngineFactory>& factories() {
   static std::map<std::string, EngineFactory> all = {
-      {"replicated", make_replicated}, {"sharded", make_mesh}, {"mesh", make_mesh}};
+      {"replicated", make_mesh}, {"sharded", make_mesh}, {"mesh", make_mesh}};
   return all;
 }
 

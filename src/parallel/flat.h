@@ -1,4 +1,4 @@
-// A module's parameters as pieces of one flat buffer, so that the optimizer, the gradient norm and
+// Parameters as pieces of one flat buffer, so that the optimizer, the gradient norm and
 // the reductions are single passes over contiguous memory.
 //
 // Order: registration order (neighbours in the model are neighbours in memory, which lets a layer
@@ -22,33 +22,11 @@ struct Piece {
   std::vector<std::int64_t> shape;
   std::int64_t offset = 0;  // elements
   std::int64_t size = 0;    // elements
-  torch::Tensor parameter;  // the module's; its data are a view of compute()
+  torch::Tensor parameter;  // the module's
 };
 
-class FlatParameters {
- public:
-  // Moves the parameters that require gradients into flat buffers: `master` in fp32 (or fp64 if the
-  // module is), and, when `compute_type` differs, a second buffer of that type which the module
-  // sees. A parameter registered twice (tied) is one piece, under its first name.
-  FlatParameters(torch::nn::Module& module, torch::ScalarType compute_type);
-
-  const std::vector<Piece>& pieces() const { return pieces_; }
-  std::int64_t size() const { return master_.numel(); }
-
-  torch::Tensor& master() { return master_; }
-  torch::Tensor& compute() { return compute_; }  // the same tensor as master() in full precision
-  bool mixed() const { return !compute_.is_same(master_); }
-
-  // The part of a flat buffer that is `piece`, in its shape.
-  static torch::Tensor view(const torch::Tensor& flat, const Piece& piece);
-
-  // Rounds master() into compute(), after an update or a restored checkpoint.
-  void refresh_compute();
-
- private:
-  std::vector<Piece> pieces_;
-  torch::Tensor master_, compute_;
-};
+// The part of a flat buffer that is `piece`, in its shape.
+torch::Tensor view_of(const torch::Tensor& flat, const Piece& piece);
 
 // Contiguous runs of whole pieces of about `bucket_bytes` (at least one piece each), in the order
 // in which backward finishes them: from the last piece to the first.

@@ -95,6 +95,7 @@ void MeshEngine::cut_all() {
     shapes.emplace_back(named.key(), parameter.sizes().vec());
     parameters_.push_back(parameter);
   }
+  if (parameters_.empty()) throw ConfigError("the model has no parameter that requires a gradient");
   const Axes axes = task_.axes();
   const auto cuts_at = [&](const CutRanks& place) {
     return cut_parameters(shapes, axes, layout_.rules, cut_ranks_, place);
@@ -322,7 +323,7 @@ void MeshEngine::sum_shared() {
           if (!fault("tied-once")) group->all_reduce(part);
           if (fault("tied-twice")) part.mul_(2);
           own.parameters->own_gradient(name).copy_(part);
-          own.parameters->share_own_gradients();
+          own.parameters->share_own_gradient(name);
         }
 }
 
@@ -424,6 +425,7 @@ StepOutcome MeshEngine::step(const StepInput& input) {
   const double start = real_clock().now();
   const torch::NoGradGuard no_grad;
   for (OwnStage& own : own_) own.parameters->finish();
+  if (std::exchange(first_step_, false)) refuse_unasked();
   sum_shared();
   share_table(input, outcome);
   const double reduced = real_clock().now();

@@ -1,11 +1,11 @@
 // Any mix of data, ZeRO, tensor, sequence, context and pipeline parallelism, as a plan::Layout says
-// it: what `engine: sharded` and `engine: mesh` are.
+// it: what `engine: replicated`, `sharded` and `mesh` are.
 //
 //   Pipeline         which stage runs which micro-batch when (one stage: all of the model)
 //   MeshSpread       what the model's typed values mean on the tensor and context axes
 //   StageParameters  who holds which part of a stage's weights, gradients and optimizer state
 //
-// Bits (promise 3): those of the replicated engine for every number of data ranks, ZeRO stage,
+// Bits (promise 3): those of one rank for every number of data ranks, ZeRO stage,
 // bucket size, overlap, pipeline degree and schedule. Tensor and context ranks change the shapes of
 // matrix products, a tied weight at both ends of a pipeline the order of two sums: parity, not
 // bits.
@@ -89,6 +89,7 @@ class MeshEngine : public Engine, private StageGradients {
 
   void run_micro_batches(const StepInput& input, StepOutcome& outcome);
   void sum_shared();
+  void refuse_unasked();
   // Loss sum and count over all micro-batches, in the tree's order, the ranks' votes, the norm.
   void share_table(const StepInput& input, StepOutcome& outcome);
   // Of what ranks that differ in more than data hold alike, whether this one is the one that counts
@@ -129,6 +130,7 @@ class MeshEngine : public Engine, private StageGradients {
   torch::Tensor table_;  // fp64: loss sums, counts, votes, squares by blocks
   optim::LossScaler scaler_;
   std::int64_t updates_ = 0;
+  bool first_step_ = true;
   int peak_activations_ = 0;
 };
 

@@ -262,8 +262,6 @@ const std::vector<Layout> folded_over_tensor = {
     {1, 2, 2, true, 2, 2}, {1, 3, 1, false, 3, 1}};
 const std::vector<Layout> not_folded = {{1, 1, 2, false, 1, 1},
                                         {1, 1, 3, true, 1, 1},
-                                        {1, 1, 2, false, 1, 1, {{"expert", "tensor"}}},
-                                        {1, 1, 3, true, 1, 1, {{"expert", "tensor"}}},
                                         {1, 1, 2, true, 1, 1, {{"mlp", "none"}}},
                                         {1, 1, 2, false, 1, 1, {{"mlp", "none"}}},
                                         {1, 2, 2, true, 1, 1},

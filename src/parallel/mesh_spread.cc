@@ -77,12 +77,18 @@ std::string MeshSpread::name_of(const torch::Tensor& parameter) const {
   return found == cuts_.end() ? "?" : found->second.name;
 }
 
+bool MeshSpread::asked_for(const torch::Tensor& parameter) const {
+  return asked_.contains(parameter.unsafeGetTensorImpl());
+}
+
 nn::Type MeshSpread::placement(const torch::Tensor& parameter) const {
+  asked_.insert(parameter.unsafeGetTensorImpl());
   const auto found = cuts_.find(parameter.unsafeGetTensorImpl());
   return found == cuts_.end() ? nn::Type{} : found->second.type;
 }
 
 nn::Span MeshSpread::part(const torch::Tensor& parameter) const {
+  asked_.insert(parameter.unsafeGetTensorImpl());
   const auto found = cuts_.find(parameter.unsafeGetTensorImpl());
   return found == cuts_.end() ? nn::Span{0, parameter.size(0)} : found->second.part;
 }

@@ -38,6 +38,9 @@ class MeshSpread : public nn::Spread {
 
   int tensor_ranks() const { return tensor_ ? tensor_->size() : 1; }
   int context_ranks() const { return context_ ? context_->grid().size() : 1; }
+  // Whether an operation of the passes so far asked how this parameter is cut: one that takes it
+  // without asking takes a slice for the whole.
+  bool asked_for(const torch::Tensor& parameter) const;
   // The registered parameters whose gradients the passes so far said to be addends over the axis.
   bool sums_gradient(const torch::Tensor& parameter) const;
 
@@ -84,6 +87,7 @@ class MeshSpread : public nn::Spread {
   std::unique_ptr<ContextAttention> context_;
   std::unordered_map<const c10::TensorImpl*, Cut> cuts_;
   std::unordered_set<const c10::TensorImpl*> summed_;
+  mutable std::unordered_set<const c10::TensorImpl*> asked_;
   UnitHook unit_hook_;
   bool tracing_ = false;
   std::vector<Boundary> boundaries_;

@@ -1,11 +1,14 @@
 // MeshEngine: what a rank holds of the run, in pieces.
 #include <set>
+#include <unordered_set>
 
+#include "base/error.h"
 #include "base/json.h"
 #include "collective/text.h"
 #include "parallel/mesh_engine.h"
 
 namespace tutti::parallel {
+
 // Replicas take turns.
 void MeshEngine::add_pieces(LocalState& to, const OwnStage& own,
                             const std::vector<StageParameters::Held>& pieces) const {
@@ -98,6 +101,24 @@ StageParameters::Memory MeshEngine::memory() const {
     sum.optimizer += one.optimizer;
   }
   return sum;
+}
+
+// An operation that takes a parameter without asking how it is cut computes with a slice as if it
+// were the whole.
+void MeshEngine::refuse_unasked() {
+  for (const OwnStage& own : own_) {
+    std::unordered_set<std::string> used;
+    for (const StageParameters::Held& held : own.parameters->gradients())
+      if (held.values.count_nonzero().item<std::int64_t>() > 0) used.insert(held.name);
+    for (const std::size_t p : own.cuts) {
+      const bool cut = cuts_[p].type.kind == nn::Type::Kind::shard;
+      if (!cut || !used.contains(cuts_[p].name) || spread_.asked_for(parameters_[p])) continue;
+      throw ConfigError({{"parallel.rules", "", recipe_.parallel.rules,
+                          str("cuts ", cuts_[p].name, " along dimension ", cuts_[p].dim,
+                              ", but what the model computes with it does not ask how it is cut"),
+                          "let its axis be none, or use operations that ask (nn/spread.h)"}});
+    }
+  }
 }
 
 }  // namespace tutti::parallel

@@ -14,7 +14,7 @@
 #include "collective/group.h"
 #include "nn/ops.h"
 #include "parallel/cut.h"
-#include "parallel/engine.h"
+#include "parallel/mesh_engine.h"
 #include "recipe/recipe.h"
 #include "testing/ranks.h"
 
@@ -122,9 +122,6 @@ inline void on_ranks(int ranks,
 
 inline bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-using MakeEngine = std::function<std::unique_ptr<Engine>(const recipe::Recipe&, Task&,
-                                                         std::shared_ptr<collective::Group>)>;
-
 // The whole tensors of all ranks' states, by name. Checks that ranks
 // that hold the same elements hold the same values, and that each element of a tensor that comes in
 // pieces has one owner.
@@ -157,10 +154,51 @@ inline std::vector<StateTensor> assemble(const std::vector<std::vector<StateTens
   return all;
 }
 
+// As plan::make_layout, of a recipe without a language model; data ranks need not divide the
+// micro-batches.
+inline plan::Layout layout_of(const recipe::Recipe& recipe, int ranks) {
+  const recipe::Parallel& p = recipe.parallel;
+  const int pipeline = static_cast<int>(p.pipeline), context = static_cast<int>(p.context),
+            tensor = static_cast<int>(p.tensor);
+  const int data = ranks / (pipeline * context * tensor);
+  const int shard = p.shard ? static_cast<int>(p.shard) : data;
+  const int micro = static_cast<int>(recipe.batch.global / recipe.batch.micro);
+  plan::Layout layout{DeviceMesh({{"pipeline", pipeline},
+                                  {"replica", data / shard},
+                                  {"shard", shard},
+                                  {"context", context},
+                                  {"tensor", tensor}},
+                                 ranks),
+                      DeviceMesh({{"pipeline", pipeline},
+                                  {"expert_replica", data * context * tensor},
+                                  {"expert", 1},
+                                  {"expert_tensor", 1}},
+                                 ranks),
+                      plan::make_pipeline_schedule(p.pipeline_schedule, pipeline,
+                                                   static_cast<int>(p.pipeline_chunks),
+                                                   micro / data ? micro / data : 1),
+                      {{0, 1}},
+                      {{"heads", "tensor"},
+                       {"kv_heads", "tensor"},
+                       {"qkv", "tensor"},
+                       {"mlp", "tensor"},
+                       {"vocab", "tensor"}},
+                      data,
+                      shard,
+                      data / shard};
+  return layout;
+}
+
+inline std::unique_ptr<Engine> make_mesh(const recipe::Recipe& recipe, Task& task,
+                                         std::shared_ptr<collective::Group> group) {
+  const plan::Layout layout = layout_of(recipe, group->size());
+  return std::make_unique<MeshEngine>(recipe, task, layout, std::move(group));
+}
+
 // Some steps on `ranks` threads; what the last rank saw, with the state of all. That all saw the
 // same is checked.
-inline Seen run(const MakeEngine& make, const recipe::Recipe& recipe, int ranks,
-                std::int64_t steps = 3, const Change& change = {}) {
+inline Seen run(const recipe::Recipe& recipe, int ranks, std::int64_t steps = 3,
+                const Change& change = {}) {
   std::vector<Seen> all(static_cast<std::size_t>(ranks));
   std::vector<std::unique_ptr<NetTask>> tasks;
   // Their groups outlive a rank that throws, so that its peers are told.
@@ -173,7 +211,7 @@ inline Seen run(const MakeEngine& make, const recipe::Recipe& recipe, int ranks,
   on_ranks(ranks, [&](int rank, const std::shared_ptr<collective::Group>& group) {
     const auto at = static_cast<std::size_t>(rank);
     auto& engine = engines[at];
-    engine = make(recipe, *tasks[at], group);
+    engine = make_mesh(recipe, *tasks[at], group);
     for (std::int64_t step = 0; step < steps; ++step) {
       StepInput input = input_of(step);
       if (change) change(rank, input);

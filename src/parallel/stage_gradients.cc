@@ -43,8 +43,7 @@ void StageParameters::begin(int index) {
 
 torch::Tensor StageParameters::gradient_view(std::size_t p) {
   const Piece& piece = pieces_[p];
-  if (options_.zero <= 1)
-    return FlatParameters::view(slots_[static_cast<std::size_t>(slot_)], piece);
+  if (options_.zero <= 1) return view_of(slots_[static_cast<std::size_t>(slot_)], piece);
   BucketState& b = buckets_[bucket_of_[p]];
   if (!b.gradient.defined()) b.gradient = torch::zeros({b.bucket.size}, master_type_);
   return b.gradient.narrow(0, piece.offset - b.bucket.offset, piece.size).view(piece.shape);
@@ -265,21 +264,28 @@ void StageParameters::finish() {
   }
   uses_known_ = true;
   if (fault("shard-boundary") && ranks_.shards() > 1) gradient_.copy_(gradient_.roll(1));
-  if (ranks_.shards() > 1 || options_.zero >= 2) share_own_gradients();
-}
-
-void StageParameters::share_own_gradients() {
-  if (!ranks_.replica) return;
+  if (ranks_.shards() == 1 && options_.zero < 2) return;
+  for (BucketState& b : buckets_) start_sharing(b);
   for (BucketState& b : buckets_) {
-    std::vector<std::int64_t> sizes;
-    const int first = DataRanks::rank_of(ranks_.shard) * ranks_.replicas();
-    for (int r = 0; r < ranks_.replicas(); ++r) sizes.push_back(part(b, first + r).size);
-    b.work = ranks_.replica->all_gather_v_async(own_gradient(b), shard_view(gradient_, b), sizes);
-  }
-  for (BucketState& b : buckets_) {
-    b.work->wait();
+    if (b.work) b.work->wait();
     b.work.reset();
   }
+}
+
+// From the rank that answers for a part to the replicas of its shard.
+void StageParameters::start_sharing(BucketState& b) {
+  if (!ranks_.replica) return;
+  std::vector<std::int64_t> sizes;
+  const int first = DataRanks::rank_of(ranks_.shard) * ranks_.replicas();
+  for (int r = 0; r < ranks_.replicas(); ++r) sizes.push_back(part(b, first + r).size);
+  b.work = ranks_.replica->all_gather_v_async(own_gradient(b), shard_view(gradient_, b), sizes);
+}
+
+void StageParameters::share_own_gradient(const std::string& alone) {
+  BucketState& b = bucket_of(alone);
+  start_sharing(b);
+  if (b.work) b.work->wait();
+  b.work.reset();
 }
 
 }  // namespace tutti::parallel

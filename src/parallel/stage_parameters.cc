@@ -240,12 +240,16 @@ void StageParameters::write_squares(const std::vector<double*>& blocks) const {
   }
 }
 
-torch::Tensor StageParameters::own_gradient(const std::string& alone) const {
+StageParameters::BucketState& StageParameters::bucket_of(const std::string& alone) {
   const auto at = std::find_if(buckets_.begin(), buckets_.end(), [&](const BucketState& b) {
     return pieces_[b.bucket.first_piece].name == alone;
   });
   TUTTI_ASSERT(at != buckets_.end(), alone, " has no bucket of its own");
-  return own_gradient(*at);
+  return *at;
+}
+
+torch::Tensor StageParameters::own_gradient(const std::string& alone) {
+  return own_gradient(bucket_of(alone));
 }
 
 std::string StageParameters::first_non_finite() const {
@@ -398,7 +402,8 @@ StageParameters::Memory StageParameters::memory() const {
       memory.parameters += bytes_of(b.compute);
   for (const torch::Tensor& slot : slots_) memory.gradients += bytes_of(slot);
   if (!gradient_.is_alias_of(slots_[0])) memory.gradients += bytes_of(gradient_);
-  const bool alias = compute_shard_.is_same(master_) || buckets_[0].compute.is_alias_of(master_);
+  const bool alias = compute_shard_.is_same(master_) ||
+                     (!buckets_.empty() && buckets_[0].compute.is_alias_of(master_));
   memory.optimizer = alias ? 0 : bytes_of(master_);
   for (const optim::NamedTensor& tensor : optimizer_->state())
     memory.optimizer += bytes_of(tensor.value);

@@ -100,9 +100,9 @@ class StageParameters : public nn::GradSink {
   // those of piece p into blocks[p][0, optim::norm_blocks(size)); null: not wanted.
   void write_squares(const std::vector<double*>& blocks) const;
   // The part of a parameter of `alone` that this data rank answers for, of the summed gradient. Who
-  // writes into it between finish() and update() calls share_own_gradients() on all data ranks.
-  torch::Tensor own_gradient(const std::string& alone) const;
-  void share_own_gradients();
+  // writes into it between finish() and update() calls share_own_gradient() on all data ranks.
+  torch::Tensor own_gradient(const std::string& alone);
+  void share_own_gradient(const std::string& alone);
   // The first parameter of this rank's shard whose gradient is not finite, or "".
   std::string first_non_finite() const;
 
@@ -176,6 +176,8 @@ class StageParameters : public nn::GradSink {
   std::vector<std::int64_t> shard_sizes(const BucketState& b) const;
   torch::Tensor shard_view(const torch::Tensor& flat, const BucketState& b) const;
   torch::Tensor own_gradient(const BucketState& b) const;
+  BucketState& bucket_of(const std::string& alone);
+  void start_sharing(BucketState& b);
 
   torch::Tensor gradient_view(std::size_t piece);
   Target target_of(std::size_t piece);

@@ -20,16 +20,15 @@ struct LogicalAxis {
 
 // nn/model.h says what they are.
 constexpr LogicalAxis logical_axes[] = {
-    {"vocab", "tensor", "tensor"},  {"heads", "tensor", "tensor"}, {"kv_heads", "tensor", "tensor"},
-    {"qkv", "tensor", "tensor"},    {"mlp", "tensor", "tensor"},   {"expert", "expert", "expert"},
-    {"position", "none", "tensor"}, {"embed", "none", "none"},     {"norm", "none", "none"},
+    {"vocab", "tensor", "tensor"}, {"heads", "tensor", "tensor"}, {"kv_heads", "tensor", "tensor"},
+    {"qkv", "tensor", "tensor"},   {"mlp", "tensor", "tensor"},   {"expert", "expert", "expert"},
+    {"position", "none", "none"},  {"embed", "none", "none"},     {"norm", "none", "none"},
     {"router", "none", "none"}};
 
 // Dimensions of one parameter.
 constexpr std::pair<const char*, const char*> neighbours[] = {
-    {"vocab", "embed"},    {"position", "embed"}, {"heads", "embed"},
-    {"kv_heads", "embed"}, {"qkv", "embed"},      {"mlp", "embed"},
-    {"expert", "mlp"},     {"expert", "embed"},   {"router", "embed"}};
+    {"vocab", "embed"}, {"heads", "embed"}, {"kv_heads", "embed"}, {"qkv", "embed"},
+    {"mlp", "embed"},   {"expert", "mlp"},  {"expert", "embed"},   {"router", "embed"}};
 
 const Names mesh_axes = {"pipeline", "replica", "shard", "context", "tensor", "expert", "none"};
 

@@ -390,6 +390,13 @@ void check_experts(Judge& j) {
               "has no effect: parallel.rules deals no experts",
               {{"parallel.expert", {"1"}}, {"parallel.rules", {""}}},
               "remove expert=none"});
+  if (j.p.expert_tensor > 1 && j.rules.at("mlp") == "none")
+    j.refuse({"expert_tensor rule",
+              {"parallel.expert_tensor", "parallel.rules"},
+              str(j.p.expert_tensor),
+              "has no effect: parallel.rules cuts no mlp",
+              {{"parallel.expert_tensor", {"1"}}, {"parallel.rules", {""}}},
+              "remove mlp=none"});
 }
 
 }  // namespace

@@ -50,9 +50,7 @@ class Part {
   }
 
   std::int64_t embedding() const { return cut(m_.vocab, "vocab") * m_.embed; }
-  std::int64_t positions() const {
-    return m_.family == "gpt2" ? cut(m_.context, "position") * m_.embed : 0;
-  }
+  std::int64_t positions() const { return m_.family == "gpt2" ? m_.context * m_.embed : 0; }
   std::int64_t last_norm() const { return m_.family == "gpt2" ? 2 * m_.embed : m_.embed; }
 
  private:

@@ -12,7 +12,7 @@ TEST_CASE("under tensor and context ranks, data ranks, ZeRO, buckets and overlap
     p.tensor = tensor, p.context = context;
     const auto run = [&](int data) {
       p.workers = data * tensor * context;
-      return train(recipe, static_cast<int>(p.workers), torch::kFloat, mesh);
+      return train(recipe, torch::kFloat);
     };
     const Run expected = run(1);
     for (const int data : {1, 2, 3})

@@ -4,7 +4,7 @@
 
 #include "base/fs.h"
 #include "train/fit.h"
-#include "train/players.h"
+#include "train/layout_runs.h"
 
 namespace tutti::train {
 namespace {

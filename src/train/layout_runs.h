@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -14,8 +15,7 @@
 #include "base/json.h"
 #include "checkpoint/loader.h"
 #include "checkpoint/saver.h"
-#include "parallel/mesh_engine.h"
-#include "parallel/replicated.h"
+#include "parallel/engines.h"
 #include "parallel/sample_task.h"
 #include "plan/layout.h"
 #include "plan/layout_rules.h"
@@ -94,8 +94,6 @@ struct Stretch {
   fs::path load = {}, save = {};
 };
 
-using Make = parallel::MakeEngine;
-
 inline void load_engine(const fs::path& folder, std::int64_t step, parallel::Engine& engine) {
   const checkpoint::Loader loader(folder / checkpoint::step_folder_name(step));
   read_state(loader, engine);
@@ -108,58 +106,90 @@ inline void save_engine(checkpoint::Saver& saver, std::int64_t step, parallel::E
   saver.wait();
 }
 
-inline Run train(const recipe::Recipe& recipe, int ranks, torch::ScalarType type, const Make& make,
-                 const Stretch& stretch = {}) {
-  Run run;
-  std::vector<std::vector<StateTensor>> states(static_cast<std::size_t>(ranks));
+using MakeTask = std::function<std::unique_ptr<LanguageTask>(
+    int rank, std::shared_ptr<nn::LanguageModel>, const recipe::Recipe&)>;
+
+// One of the ranks that train together: threads, each with the same small model.
+struct Player {
+  int rank;
+  parallel::Engine& engine;
+  LanguageTask& task;
+  std::shared_ptr<collective::Group> world;
+
+  torch::Tensor parameter(const std::string& name) const {
+    return task.module().named_parameters()[name].detach();
+  }
+  torch::Tensor buffer(const std::string& name) const {
+    return task.module().named_buffers()[name];
+  }
+  // A tensor of the state, or this rank's first piece of it.
+  torch::Tensor state(const std::string& name) const {
+    for (const StateTensor& tensor : engine.state())
+      if (tensor.name == name) return tensor.value;
+    throw WorldError("no state " + name);
+  }
+  using Change = std::function<void(std::int64_t id, parallel::Batch&)>;
+  parallel::StepOutcome step(std::int64_t step, const Change& change = {}) const {
+    parallel::StepInput input;
+    input.step = step;
+    input.lr = 0.02;
+    input.batches = [&](std::int64_t id) {
+      parallel::Batch batch = batch_of(step, id);
+      if (change) change(id, batch);
+      return batch;
+    };
+    return engine.step(input);
+  }
+};
+
+// body(player) on every rank of recipe.parallel.workers.
+inline void play(const recipe::Recipe& recipe, const std::function<void(const Player&)>& body,
+                 const MakeTask& make_task = {}, torch::ScalarType type = torch::kFloat) {
+  const int ranks = static_cast<int>(recipe.parallel.workers);
   std::vector<std::unique_ptr<LanguageTask>> tasks;
   for (int rank = 0; rank < ranks; ++rank) {
     auto model = nn::make_model(recipe.model);
     nn::initialise(*model, 7);
     model->to(type);
-    tasks.push_back(std::make_unique<LanguageTask>(model, recipe));
+    tasks.push_back(make_task ? make_task(rank, model, recipe)
+                              : std::make_unique<LanguageTask>(model, recipe));
   }
-  std::vector<std::unique_ptr<parallel::Engine>> engines(tasks.size());
-  parallel::on_ranks(ranks, [&](int rank, const std::shared_ptr<collective::Group>& group) {
+  std::vector<std::unique_ptr<parallel::Engine>> engines(tasks.size());  // outlive a rank's throw
+  parallel::on_ranks(ranks, [&](int rank, const std::shared_ptr<collective::Group>& world) {
     at::set_num_threads(1);  // the ranks are threads enough
     const auto at = static_cast<std::size_t>(rank);
-    std::unique_ptr<checkpoint::Saver> saver;  // before any rank saves
-    if (!stretch.save.empty())
-      saver =
-          std::make_unique<checkpoint::Saver>(stretch.save, rank, ranks, checkpoint::Keep(), 60);
-    auto& engine = engines[at];
-    engine = make(recipe, *tasks[at], group);
-    if (!stretch.load.empty()) load_engine(stretch.load, stretch.first, *engine);
+    engines[at] = parallel::make_engine(recipe, *tasks[at], world);
+    body({rank, *engines[at], *tasks[at], world});
+  });
+}
+
+inline Run train(const recipe::Recipe& recipe, torch::ScalarType type, const Stretch& stretch = {},
+                 const MakeTask& make_task = {}) {
+  const int ranks = static_cast<int>(recipe.parallel.workers);
+  Run run;
+  std::vector<std::vector<StateTensor>> states(static_cast<std::size_t>(ranks));
+  std::vector<std::unique_ptr<checkpoint::Saver>> savers;  // before any rank saves
+  for (int rank = 0; rank < ranks && !stretch.save.empty(); ++rank)
+    savers.push_back(
+        std::make_unique<checkpoint::Saver>(stretch.save, rank, ranks, checkpoint::Keep(), 60));
+  const auto body = [&](const Player& player) {
+    const auto at = static_cast<std::size_t>(player.rank);
+    if (!stretch.load.empty()) load_engine(stretch.load, stretch.first, player.engine);
     for (std::int64_t step = stretch.first; step < stretch.first + stretch.count; ++step) {
-      parallel::StepInput input;
-      input.step = step;
-      input.lr = 0.02;
-      input.batches = [step](std::int64_t id) { return batch_of(step, id); };
-      const auto outcome = engine->step(input);
-      if (rank == ranks - 1) run.outcomes.push_back(outcome);
+      const auto outcome = player.step(step);
+      if (player.rank == ranks - 1) run.outcomes.push_back(outcome);
     }
-    const double loss = engine->evaluate(3, [](std::int64_t id) { return batch_of(9, id); });
-    if (rank == ranks - 1) run.evaluation = loss;
-    for (StateTensor tensor : engine->state()) {
+    const double loss = player.engine.evaluate(3, [](std::int64_t id) { return batch_of(9, id); });
+    if (player.rank == ranks - 1) run.evaluation = loss;
+    for (StateTensor tensor : player.engine.state()) {
       tensor.value = tensor.value.clone();
       states[at].push_back(std::move(tensor));
     }
-    if (saver) save_engine(*saver, stretch.first + stretch.count, *engine);
-  });
+    if (!savers.empty()) save_engine(*savers[at], stretch.first + stretch.count, player.engine);
+  };
+  play(recipe, body, make_task, type);
   for (StateTensor& tensor : parallel::assemble(states)) run.state[tensor.name] = tensor.value;
   return run;
-}
-
-inline std::unique_ptr<parallel::Engine> replicated(const recipe::Recipe& recipe,
-                                                    parallel::Task& task,
-                                                    std::shared_ptr<collective::Group> group) {
-  return std::make_unique<parallel::ReplicatedEngine>(recipe, task, std::move(group));
-}
-
-inline std::unique_ptr<parallel::Engine> mesh(const recipe::Recipe& recipe, parallel::Task& task,
-                                              std::shared_ptr<collective::Group> group) {
-  return std::make_unique<parallel::MeshEngine>(recipe, task, plan::make_layout(recipe),
-                                                std::move(group));
 }
 
 inline double relative(double a, double b) { return std::abs(a - b) / (1e-9 + std::abs(b)); }
@@ -190,7 +220,10 @@ inline std::string text_of(const recipe::Recipe& recipe) {
   return str(recipe.model.family, ": ", p.workers, " workers, zero ", p.zero, ", shard ", p.shard,
              ", tensor ", p.tensor, p.sequence_parallel ? "+sp" : "", ", context ", p.context, " ",
              p.context_kind, ", pipeline ", p.pipeline, " ", p.pipeline_schedule, " x ",
-             p.pipeline_chunks, ", expert ", p.expert, " x ", p.expert_tensor);
+             p.pipeline_chunks, ", expert ", p.expert, " x ", p.expert_tensor, ", rules '", p.rules,
+             "', chunks ", p.tensor_chunks, ", buckets ", p.bucket_bytes,
+             p.overlap ? ", overlap" : "", p.prefetch ? ", prefetch" : "",
+             p.reshard_after_forward ? ", reshard" : "", ", recompute ", recipe.recompute);
 }
 
 inline bool legal(const recipe::Recipe& recipe) { return plan::findings(recipe).empty(); }
@@ -202,7 +235,7 @@ inline const Run& alone(const recipe::Recipe& recipe, torch::ScalarType type) {
   if (!runs.contains(key)) {
     recipe::Recipe one = recipe;
     one.parallel = {};
-    runs[key] = train(one, 1, type, replicated);
+    runs[key] = train(one, type);
   }
   return runs[key];
 }

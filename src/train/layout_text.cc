@@ -1,14 +1,13 @@
 #include "train/layout_text.h"
 
 #include <algorithm>
-#include <exception>
 #include <map>
-#include <thread>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "parallel/mesh_engine.h"
 #include "train/language.h"
+#include "train/thread_ranks.h"
 
 namespace tutti::train {
 namespace {
@@ -18,7 +17,6 @@ struct Rank {
   std::unique_ptr<LanguageTask> task;
   std::unique_ptr<parallel::MeshEngine> engine;
   std::vector<parallel::Boundary> boundaries;
-  std::exception_ptr error;
 };
 
 void run_rank(const recipe::Recipe& recipe, const plan::Layout& layout,
@@ -39,21 +37,13 @@ void run_rank(const recipe::Recipe& recipe, const plan::Layout& layout,
 }
 
 std::vector<Rank> run_ranks(const recipe::Recipe& recipe, const plan::Layout& layout) {
-  const auto groups = collective::make_thread_groups(static_cast<int>(recipe.parallel.workers));
-  std::vector<Rank> ranks(groups.size());
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < groups.size(); ++r)
-    threads.emplace_back([&, r] {
-      try {
-        run_rank(recipe, layout, groups[r], ranks[r]);
-      } catch (const std::exception& error) {
-        ranks[r].error = std::current_exception();
-        groups[r]->abort(error.what());
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  for (const Rank& rank : ranks)
-    if (rank.error) std::rethrow_exception(rank.error);
+  std::vector<Rank> ranks(static_cast<std::size_t>(recipe.parallel.workers));
+  const std::string failure =
+      on_thread_ranks(static_cast<int>(recipe.parallel.workers),
+                      [&](int rank, const std::shared_ptr<collective::Group>& group) {
+                        run_rank(recipe, layout, group, ranks[static_cast<std::size_t>(rank)]);
+                      });
+  if (!failure.empty()) throw WorldError(failure);
   return ranks;
 }
 

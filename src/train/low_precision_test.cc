@@ -18,14 +18,13 @@ recipe::Recipe kept_in_bf16(const std::string& kind, const std::string& optimize
 Run alone_in(const recipe::Recipe& recipe, torch::ScalarType type = torch::kFloat) {
   recipe::Recipe one = recipe;
   one.parallel = {};
-  return train(one, 1, type, replicated);
+  return train(one, type);
 }
 
 void check_same_bits(recipe::Recipe recipe, const Run& expected) {
   CAPTURE(text_of(recipe));
   REQUIRE(legal(recipe));
-  const int workers = static_cast<int>(recipe.parallel.workers);
-  const auto [worst, name] = difference(train(recipe, workers, torch::kFloat, mesh), expected);
+  const auto [worst, name] = difference(train(recipe, torch::kFloat), expected);
   CAPTURE(name);
   CHECK(worst == 0);
 }
@@ -60,8 +59,7 @@ TEST_CASE("bf16 moments: tensor and expert ranks draw for the elements that they
     for (int turn = 0; turn < 2; ++turn) {
       CAPTURE(text_of(recipe));
       REQUIRE(legal(recipe));
-      const auto [worst, name] =
-          difference(train(recipe, static_cast<int>(p.workers), torch::kDouble, mesh), expected);
+      const auto [worst, name] = difference(train(recipe, torch::kDouble), expected);
       CAPTURE(name);
       CHECK(worst < 1e-6);
       p.workers = 4;
@@ -87,13 +85,13 @@ double last_loss(const recipe::Recipe& recipe) {
   double loss = 0;
   parallel::on_ranks(1, [&](int, const std::shared_ptr<collective::Group>& group) {
     at::set_num_threads(1);
-    parallel::ReplicatedEngine engine(recipe, task, group);
+    const auto engine = parallel::make_engine(recipe, task, group);
     for (std::int64_t step = 0; step < 60; ++step) {
       parallel::StepInput input;
       input.step = step;
       input.lr = 0.01;
       input.batches = [step](std::int64_t id) { return learnable(step, id); };
-      loss = engine.step(input).loss;
+      loss = engine->step(input).loss;
       if (step == 0) CHECK(loss > 3);
     }
   });
@@ -124,19 +122,19 @@ TEST_CASE("bf16 moments: checkpoints load in other layouts, and to and from fp32
   whole.optimizer.state = "fp32";
   spread.parallel.workers = 4, spread.parallel.zero = 2, spread.parallel.pipeline = 2;
   // An uninterrupted run, and one that goes on in another layout.
-  const Run expected = train(half, 1, torch::kFloat, replicated, {0, 3});
-  train(spread, 4, torch::kFloat, mesh, {0, 2, {}, folder.path() / "half"});
-  const Run resumed = train(half, 1, torch::kFloat, replicated, {2, 1, folder.path() / "half"});
+  const Run expected = train(half, torch::kFloat, {0, 3});
+  train(spread, torch::kFloat, {0, 2, {}, folder.path() / "half"});
+  const Run resumed = train(half, torch::kFloat, {2, 1, folder.path() / "half"});
   for (const auto& [name, value] : expected.state) {
     CAPTURE(name);
     CHECK(resumed.state.at(name).equal(value));
   }
   // Moments are converted: to fp32 exactly, to bf16 to the nearest.
-  const Run as_whole = train(whole, 1, torch::kFloat, replicated, {2, 0, folder.path() / "half"});
-  const Run as_half = train(half, 1, torch::kFloat, replicated, {2, 0, folder.path() / "half"});
-  train(whole, 1, torch::kFloat, replicated, {0, 2, {}, folder.path() / "whole"});
-  const Run kept = train(whole, 1, torch::kFloat, replicated, {2, 0, folder.path() / "whole"});
-  const Run to_half = train(spread, 4, torch::kFloat, mesh, {2, 0, folder.path() / "whole"});
+  const Run as_whole = train(whole, torch::kFloat, {2, 0, folder.path() / "half"});
+  const Run as_half = train(half, torch::kFloat, {2, 0, folder.path() / "half"});
+  train(whole, torch::kFloat, {0, 2, {}, folder.path() / "whole"});
+  const Run kept = train(whole, torch::kFloat, {2, 0, folder.path() / "whole"});
+  const Run to_half = train(spread, torch::kFloat, {2, 0, folder.path() / "whole"});
   int moments = 0;
   for (const auto& [name, value] : as_half.state) {
     if (!name.starts_with("optimizer.")) continue;

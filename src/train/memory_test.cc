@@ -137,19 +137,19 @@ double most_held(const recipe::Recipe& recipe) {
   double bytes = 0;
   parallel::on_ranks(1, [&](int, const std::shared_ptr<collective::Group>& group) {
     at::set_num_threads(1);
-    parallel::ReplicatedEngine engine(recipe, task, group);
+    const auto engine = parallel::make_engine(recipe, task, group);
     parallel::StepInput input;
     input.batches = [&](std::int64_t) -> parallel::Batch {
       const auto tokens = torch::zeros({recipe.batch.micro, sequence}, torch::kLong);
       return {tokens, tokens};
     };
-    engine.step(input);
-    for (const StateTensor& tensor : engine.state())
+    engine->step(input);
+    for (const StateTensor& tensor : engine->state())
       bytes += static_cast<double>(tensor.value.numel() * tensor.value.element_size());
     const plan::RankMemory said = plan::memory_of(recipe, plan::make_layout(recipe), 0);
     const auto count = std::make_shared<LiveBytes>();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, count);
-    engine.step(input);
+    engine->step(input);
     bytes += said.gradients + static_cast<double>(count->most);
   });
   return bytes;

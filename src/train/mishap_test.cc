@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "train/divergence.h"
-#include "train/players.h"
+#include "train/layout_runs.h"
 
 namespace tutti::train {
 namespace {

@@ -1,10 +1,8 @@
 #include "train/parity.h"
 
-#include <ATen/Parallel.h>
 #include <unistd.h>
 
-#include <mutex>
-#include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -17,40 +15,10 @@
 #include "train/parity_compare.h"
 #include "train/parity_layouts.h"
 #include "train/parity_verdict.h"
+#include "train/thread_ranks.h"
 
 namespace tutti::train {
 namespace {
-
-// Runs body(rank, group) on threads; the first failure, or "".
-std::string on_threads(int ranks,
-                       const std::function<void(int, std::shared_ptr<collective::Group>)>& body) {
-  const auto groups = collective::make_thread_groups(ranks);
-  const int threads = std::max(1, at::get_num_threads() / ranks);
-  std::mutex mutex;
-  std::string failure;
-  std::vector<std::thread> all;
-  for (int rank = 0; rank < ranks; ++rank)
-    all.emplace_back([&, rank] {
-      const auto& group = groups[static_cast<std::size_t>(rank)];
-      const auto failed = [&](const std::string& what) {
-        {
-          const std::lock_guard lock(mutex);
-          if (failure.empty()) failure = str("rank ", rank, ": ", what);
-        }
-        group->abort(str("rank ", rank, " failed"));
-      };
-      try {
-        at::set_num_threads(threads);
-        body(rank, group);
-      } catch (const c10::Error& error) {
-        failed(error.what_without_backtrace());
-      } catch (const std::exception& error) {
-        failed(error.what());
-      }
-    });
-  for (std::thread& thread : all) thread.join();
-  return failure;
-}
 
 // Weights, their gradients, two moments and the tensors they are compared with, on all ranks.
 std::string cost_note(const Twin& twin, int ranks, std::int64_t steps, bool wide) {
@@ -69,7 +37,8 @@ std::string cost_note(const Twin& twin, int ranks, std::int64_t steps, bool wide
 struct Parity::One {
   ParitySubject subject;
   ParityOptions options;
-  Twin twin;
+  Twin twin = {};
+  std::string asked = {};  // the recipe's precision
 
   ParityRun run(const SubLayout& layout) const;
 };
@@ -77,7 +46,7 @@ struct Parity::One {
 Parity::Parity(ParitySubject subject, const ParityOptions& options)
     : one_(std::make_unique<One>(std::move(subject), options)) {
   recipe::Recipe& recipe = one_->subject.recipe;
-  recipe.precision = "fp32";  // fp64: the parameters' own type
+  one_->asked = std::exchange(recipe.precision, "fp32");  // fp64: the parameters' own type
   one_->twin = run_twin(one_->subject, one_->options);
 }
 
@@ -99,7 +68,7 @@ ParityRun Parity::One::run(const SubLayout& layout) const {
   // Their groups outlive a rank that throws, so that its peers are told.
   std::vector<std::unique_ptr<parallel::Engine>> engines(tasks.size());
   const std::string failure =
-      on_threads(run.ranks, [&](int rank, std::shared_ptr<collective::Group> group) {
+      on_thread_ranks(run.ranks, [&](int rank, std::shared_ptr<collective::Group> group) {
         const auto at = static_cast<std::size_t>(rank);
         engines[at] = parallel::make_engine(recipe, *tasks[at], std::move(group));
         for (std::int64_t step = 0; step < options.steps; ++step) {
@@ -126,6 +95,11 @@ ParityReport Parity::check(const recipe::Parallel& layout, const std::string& fa
   report.parameters = one_->twin.parameters;
   const FaultScope scope(fault);
   recipe::Recipe recipe = one_->subject.recipe;
+  if (one_->asked != "fp32")
+    report.notes.push_back(
+        str("the recipe's precision is ", one_->asked,
+            "; rounding would hide what is looked for, so both sides compute in ",
+            report.options.precision));
   recipe.parallel = layout;
   if (const std::string note = cost_note(one_->twin, static_cast<int>(layout.workers),
                                          one_->options.steps, one_->options.precision == "fp64");

@@ -53,7 +53,11 @@ Parallel only(const Parallel& whole, const Axes& axes) {
     p.reshard_after_forward = whole.reshard_after_forward;
   }
   p.sequence_parallel = has(axes, "sequence");
-  if (has(axes, "tensor") || has(axes, "sequence")) p.tensor = whole.tensor, p.rules = whole.rules;
+  if (has(axes, "tensor") || has(axes, "sequence")) {
+    p.tensor = whole.tensor;
+    p.tensor_chunks = whole.tensor_chunks;
+    p.rules = whole.rules;
+  }
   if (has(axes, "context")) {
     p.context = whole.context;
     p.context_kind = whole.context_kind;
@@ -110,6 +114,9 @@ std::string describe_layout(const Parallel& p) {
              p.pipeline_chunks > 1 ? str(" x ", p.pipeline_chunks) : std::string(), ")"));
   degree("expert", p.expert);
   degree("expert_tensor", p.expert_tensor);
+  degree("tensor_chunks", p.tensor_chunks);
+  if (!p.pipeline_cut.empty()) text += str(", cut ", p.pipeline_cut);
+  if (!p.rules.empty()) text += str(", rules ", p.rules);
   return text;
 }
 

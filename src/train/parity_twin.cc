@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
-#include "parallel/replicated.h"
+#include "parallel/engines.h"
 
 namespace tutti::train {
 namespace {
@@ -83,18 +83,18 @@ Twin run_twin(const ParitySubject& subject, const ParityOptions& options) {
   alone.parallel = {};
   const auto task =
       make_typed_task(subject, options.precision == "fp64" ? torch::kDouble : torch::kFloat);
-  parallel::ReplicatedEngine engine(alone, *task, collective::make_thread_groups(1)[0]);
-  twin.parameters = engine.parameter_count();
+  const auto engine = parallel::make_engine(alone, *task, collective::make_thread_groups(1)[0]);
+  twin.parameters = engine->parameter_count();
   for (std::int64_t s = 0; s < options.steps; ++s) {
     TwinStep step;
     const parallel::StepInput input = parity_input(recipe, twin, s);
-    step.before = copies_of(engine.state());
+    step.before = copies_of(engine->state());
     plain_loop(recipe, *task, input, step);
-    const parallel::StepOutcome outcome = engine.step(input);
+    const parallel::StepOutcome outcome = engine->step(input);
     if (!outcome.applied)
       throw WorldError(str("on one device, step ", s, " has no finite gradient: ", outcome.culprit,
                            "; parity needs a model that trains"));
-    step.after = copies_of(engine.state());
+    step.after = copies_of(engine->state());
     twin.steps.push_back(std::move(step));
   }
   return twin;

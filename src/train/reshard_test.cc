@@ -68,14 +68,14 @@ void check_reshards(const char* family, const std::vector<Change>& changes,
   const recipe::Recipe model = base(family);
   recipe::Recipe one = model;
   one.parallel = {};
-  const Run whole = train(one, 1, type, replicated, {0, before + after});
+  const Run whole = train(one, type, {0, before + after});
   std::vector<fs::path> saved;
   for (std::size_t i = 0; i < changes.size(); ++i) {
     const recipe::Recipe recipe = with(model, changes[i]);
     CAPTURE(text_of(recipe));
     REQUIRE(legal(recipe));
     saved.push_back(folder.path() / str(i));
-    train(recipe, static_cast<int>(changes[i].workers), type, mesh, {0, before, {}, saved[i]});
+    train(recipe, type, {0, before, {}, saved[i]});
   }
   double worst_of_all = 0;
   int pairs = 0;
@@ -87,9 +87,8 @@ void check_reshards(const char* family, const std::vector<Change>& changes,
       CAPTURE(text_of(recipe));
       Run expected = whole;
       expected.outcomes.erase(expected.outcomes.begin(), expected.outcomes.begin() + before);
-      const auto [worst, name] = difference(train(recipe, static_cast<int>(changes[to].workers),
-                                                  type, mesh, {before, after, saved[from]}),
-                                            expected);
+      const auto [worst, name] =
+          difference(train(recipe, type, {before, after, saved[from]}), expected);
       CAPTURE(name);
       const bool exact = keeps_bits(changes[from]) && keeps_bits(changes[to]);
       CHECK(worst <= (exact && !model.model.tied ? 0 : 1e-6));

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/fs.h"
 #include "checkpoint/loader.h"
-#include "parallel/replicated.h"
+#include "parallel/engines.h"
 #include "train/fit.h"
 #include "train/trainer.h"
 
@@ -75,11 +75,12 @@ Outcome train_line(const recipe::Recipe& recipe, const fs::path& folder, bool re
   Worker worker;
   worker.folder = folder;
   worker.resume = resume;
-  parallel::ReplicatedEngine engine(recipe, *task, collective::make_thread_groups(1)[0]);
+  const auto engine = parallel::make_engine(recipe, *task, collective::make_thread_groups(1)[0]);
   auto training = samples(count), held_out = samples(10, false);
   auto diary = std::make_shared<Diary>();
   diary->enough = enough;
-  Trainer trainer(recipe, worker, engine, *task, training, validate ? &held_out : nullptr, {diary});
+  Trainer trainer(recipe, worker, *engine, *task, training, validate ? &held_out : nullptr,
+                  {diary});
   Outcome outcome{trainer.run(), diary, {}};
   outcome.weight = module->weight.detach().clone();
   return outcome;

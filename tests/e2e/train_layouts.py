@@ -1,8 +1,39 @@
 """Layouts as a person trains them, with real processes: the same bits for sharded and pipelined
 runs, near ones for tensor and context ranks; resumed under another layout; `tutti parity`."""
+import json
+import os
 import unittest
 
-from helpers.runs import RealRuns
+from helpers.runs import RealRuns, children, stored, wait_for
+
+
+def rank_of(pid):
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        words = dict(word.split(b"=", 1) for word in file.read().split(b"\0") if b"=" in word)
+    return int(words.get(b"TUTTI_RANK", -1))
+
+
+def flip_in_memory(pid, pattern):
+    """Flips a bit in each place of the process's own memory that holds these bytes; how many."""
+    flipped = 0
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "r+b", 0) as memory:
+        places = maps.read().splitlines()
+        for place, rights in (line.split()[:2] for line in places):
+            begin, end = (int(word, 16) for word in place.split("-"))
+            if rights != "rw-p" or end - begin > 1 << 28:
+                continue
+            try:
+                memory.seek(begin)
+                held = memory.read(end - begin)
+                at = held.find(pattern)
+                while at >= 0:
+                    memory.seek(begin + at)
+                    memory.write(bytes([pattern[0] ^ 1]))
+                    flipped += 1
+                    at = held.find(pattern, at + 1)
+            except OSError:  # what no one may read; or the process has noticed and ended
+                pass
+    return flipped
 
 P = "parallel."
 MESH = [P + "engine=mesh"]
@@ -51,12 +82,34 @@ class Layouts(RealRuns):
                          "uncut-norm", code=1)
         self.assertIn("norm", bad.stdout)
 
+    def test_a_bit_that_flips_in_a_workers_memory_ends_the_run(self):
+        """Weights that do not move (lr 0), so that a checkpoint tells what to look for."""
+        settings = ["optimizer.lr=0", P + "workers=3", P + "watch_divergence=5", "duration=100000 steps",
+                    "checkpoint.every=10 steps", "evaluation.every=100000 steps"]
+        process = self.start(*self.words("train", ["tiny.yaml", "--out", "run"], settings))
+        self.assertTrue(wait_for(lambda: self.newest("run") >= 10), self.read("output.txt"))
+        name = "model.layers.1.mlp.up_proj.weight"
+        manifest = json.loads(self.read(self.checkpoint("run", 10, "manifest.json")))
+        entry = next(e for e in manifest["entries"] if e["name"] == "model/" + name)
+        pattern = stored(self.checkpoint("run", 10, entry["file"]))[entry.get("key", entry["name"])]
+        worker = next(pid for pid in children(process.pid) if rank_of(pid) == 1)
+        self.assertGreater(flip_in_memory(worker, pattern), 0)
+        self.assertEqual(process.wait(60), 1)
+        self.assertRegex(self.read("output.txt"),
+                         f"model/{name} is not the same on all ranks that hold it: rank 1 differs from "
+                         "ranks 0, 2")
+        with open(self.checkpoint("run", self.newest("run"), entry["file"]), "rb") as file:
+            self.assertIn(pattern, file.read(), "the damaged weight went into a checkpoint")
+
     def test_layout_show(self):
         told = self.tutti("layout", "show", "tiny.yaml", *self.sets(*MESH, P + "tensor=2",
                                                                     P + "workers=2")).stdout
         self.assertRegex(told, r"layers\.\*\.self_attn\.o_proj\.weight +\[32 x 32\] +Shard\(1\) on "
                                r"tensor: \[32 x 16\] +x 2")
         self.assertRegex(told, r"o_proj\.weight +Partial -> Shard\(0\) +reduce-scatter / all-gather")
+        empty = self.tutti("layout", "show", "tiny.yaml", *self.sets(
+            *MESH, P + "pipeline=3", P + "workers=3", P + "pipeline_cut=1 0 1")).stdout
+        self.assertIn("pipeline", empty)
         alone = self.tutti("layout", "show", "tiny.yaml").stdout
         self.assertIn("no conversion within the model", alone)
 
