@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <numeric>
@@ -106,12 +107,17 @@ std::string Group::transport() const { return threads_->communicator().transport
 const std::string& Group::name() const { return threads_->communicator().group(); }
 c10::intrusive_ptr<c10d::Backend> Group::backend() { return backend_; }
 
+void Group::tell(const char* operation, std::size_t bytes) const {
+  if (*observer_) (*observer_)({*this, operation, static_cast<std::int64_t>(bytes)});
+}
+
 std::shared_ptr<Work> Group::tree_all_reduce_async(std::vector<at::Tensor> nodes, at::Tensor out,
                                                    const comm::ReductionPlan& plan) {
   check(out);
   TUTTI_ASSERT(nodes.empty() ||
                (nodes[0].numel() == out.numel() && nodes[0].scalar_type() == out.scalar_type()));
   const DType type = to_dtype(out.scalar_type());
+  tell("tree_all_reduce", out.nbytes());
   return start(*threads_, [nodes = Nodes(std::move(nodes)), out = std::move(out), type,
                            &plan](comm::Communicator& c) {
     c.tree_all_reduce(nodes.places, out.data_ptr(), count_of(out), type, plan);
@@ -124,6 +130,9 @@ std::shared_ptr<Work> Group::tree_reduce_scatter_async(std::vector<at::Tensor> n
   for (const auto& node : nodes) check_parts(node, counts);
   check_part(out, nodes.empty() ? out : nodes[0], counts, rank());
   const DType type = to_dtype(out.scalar_type());
+  std::int64_t whole = 0;
+  for (const std::int64_t count : counts) whole += count;
+  tell("tree_reduce_scatter", static_cast<std::size_t>(whole) * out.element_size());
   return start(*threads_, [nodes = Nodes(std::move(nodes)), out = std::move(out), type,
                            parts = checked(counts, size()), &plan](comm::Communicator& c) {
     c.tree_reduce_scatter(nodes.places, out.data_ptr(), parts, type, plan);
@@ -136,6 +145,7 @@ std::shared_ptr<Work> Group::reduce_scatter_v_async(at::Tensor in, at::Tensor ou
   check_parts(in, counts);
   check_part(out, in, counts, rank());
   const DType type = to_dtype(in.scalar_type());
+  tell("reduce_scatter_v", in.nbytes());
   return start(*threads_, [=, parts = checked(counts, size())](comm::Communicator& c) {
     c.reduce_scatter_v(in.const_data_ptr(), out.data_ptr(), parts, type, reduce);
   });
@@ -146,6 +156,7 @@ std::shared_ptr<Work> Group::all_gather_v_async(at::Tensor in, at::Tensor out, C
   check_parts(out, counts);
   check_part(in, out, counts, rank());
   const DType type = to_dtype(in.scalar_type());
+  tell("all_gather_v", out.nbytes());
   return start(*threads_, [=, parts = checked(counts, size())](comm::Communicator& c) {
     c.all_gather_v(in.const_data_ptr(), out.data_ptr(), parts, type);
   });
@@ -159,6 +170,7 @@ std::shared_ptr<Work> Group::all_to_all_v_async(at::Tensor in, at::Tensor out, C
   check_parts(in, send);
   check_parts(out, recv);
   const DType type = to_dtype(in.scalar_type());
+  tell("all_to_all_v", std::max(in.nbytes(), out.nbytes()));
   return start(*threads_, [=, sent = checked(send, size()),
                            received = checked(recv, size())](comm::Communicator& c) {
     c.all_to_all_v(in.const_data_ptr(), sent, out.data_ptr(), received, type);
@@ -167,6 +179,7 @@ std::shared_ptr<Work> Group::all_to_all_v_async(at::Tensor in, at::Tensor out, C
 
 std::shared_ptr<Work> Group::send_async(at::Tensor data, int to) {
   check(data);
+  tell("send", data.nbytes());
   auto [work, done] = new_work();
   const auto task = [=](comm::Communicator& c) {
     c.send(data.const_data_ptr(), data.nbytes(), to);
@@ -177,6 +190,7 @@ std::shared_ptr<Work> Group::send_async(at::Tensor data, int to) {
 
 std::shared_ptr<Work> Group::recv_async(at::Tensor data, int from) {
   check(data);
+  tell("recv", data.nbytes());
   auto [work, done] = new_work();
   const auto task = [=](comm::Communicator& c) { c.recv(data.data_ptr(), data.nbytes(), from); };
   threads_->start_recv(from, task, std::move(done));
@@ -186,6 +200,7 @@ std::shared_ptr<Work> Group::recv_async(at::Tensor data, int from) {
 std::shared_ptr<Work> Group::all_reduce_async(at::Tensor data, comm::Reduce reduce) {
   check(data);
   const DType type = to_dtype(data.scalar_type());
+  tell("all_reduce", data.nbytes());
   return start(*threads_, [=](comm::Communicator& c) {
     c.all_reduce(data.data_ptr(), count_of(data), type, reduce);
   });
@@ -194,6 +209,7 @@ std::shared_ptr<Work> Group::all_reduce_async(at::Tensor data, comm::Reduce redu
 std::shared_ptr<Work> Group::broadcast_async(at::Tensor data, int root) {
   check(data);
   const DType type = to_dtype(data.scalar_type());
+  tell("broadcast", data.nbytes());
   return start(*threads_, [=](comm::Communicator& c) {
     c.broadcast(data.data_ptr(), count_of(data), type, root);
   });
@@ -236,6 +252,7 @@ at::Tensor Group::all_gather(at::Tensor data) {
   shape.insert(shape.begin(), size());
   at::Tensor all = at::empty(shape, data.options());
   const DType type = to_dtype(data.scalar_type());
+  tell("all_gather", all.nbytes());
   start(*threads_, [=](comm::Communicator& c) {
     c.all_gather(data.const_data_ptr(), all.data_ptr(), count_of(data), type);
   })->wait();
@@ -243,6 +260,7 @@ at::Tensor Group::all_gather(at::Tensor data) {
 }
 
 void Group::barrier() {
+  tell("barrier", 0);
   start(*threads_, [](comm::Communicator& c) { c.barrier(); })->wait();
 }
 

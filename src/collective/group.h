@@ -21,6 +21,7 @@
 namespace tutti::collective {
 
 class CommThreads;
+class Group;
 
 // Elements of each rank's part, in rank order; zeros are allowed.
 using Counts = std::vector<std::int64_t>;
@@ -32,6 +33,13 @@ class Work {
   virtual bool done() const = 0;
   // Returns when the operation has ended; rethrows its WorldError. Deadlines are the operation's.
   virtual void wait() = 0;
+};
+
+// One operation as this rank asks its group for it.
+struct Call {
+  const Group& group;
+  const char* operation;  // "all_reduce"
+  std::int64_t bytes;     // of the largest buffer that this rank brings or gets
 };
 
 class Group {
@@ -110,6 +118,11 @@ class Group {
   // ordinary memory where the transport has none. Its memory lives as long as group and tensor.
   at::Tensor empty_shared(std::int64_t count, at::ScalarType type);
 
+  // Told of every later operation of this group and of the subgroups made of it, on the thread that
+  // asks for it, before it starts; those through backend() apart. Empty: nobody is.
+  using Observer = std::function<void(const Call&)>;
+  void on_call(Observer observer) { *observer_ = std::move(observer); }
+
   // The same group as a c10d backend (operations go through the same threads, in order).
   c10::intrusive_ptr<c10d::Backend> backend();
 
@@ -120,7 +133,10 @@ class Group {
  private:
   std::shared_ptr<CommThreads> threads_;
   c10::intrusive_ptr<c10d::Backend> backend_;
+  void tell(const char* operation, std::size_t bytes) const;
+
   Meet meet_;
+  std::shared_ptr<Observer> observer_ = std::make_shared<Observer>();
   int subgroups_made_ = 0;
   std::mutex mutex_;  // of subgroups_
   std::vector<std::weak_ptr<Group>> subgroups_;

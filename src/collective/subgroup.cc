@@ -100,6 +100,7 @@ std::shared_ptr<Group> Group::subgroup(const std::vector<int>& members, const st
   auto group = std::make_shared<Group>(
       meeting.size == 1 ? std::move(comm::make_thread_group(1, {.group = label})[0])
                         : meet_(meeting));
+  group->observer_ = observer_;
   const std::lock_guard lock(mutex_);
   subgroups_.push_back(group);
   return group;

@@ -58,6 +58,48 @@ void check_mesh(Group& world) {
   }
 }
 
+TEST_CASE(
+    "calls are told with their bytes, those of subgroups too, before and after they are made") {
+  auto groups = make_thread_groups(2);
+  std::vector<std::string> told[2];
+  const std::string errors = on_threads(2, [&](int rank) {
+    Group& world = *groups[static_cast<std::size_t>(rank)];
+    const auto early = world.subgroup({0, 1}, "early");
+    world.on_call([&told = told[rank]](const Call& call) {
+      told.push_back(str(call.group.name(), " ", call.operation, " ", call.bytes));
+    });
+    const auto late = world.subgroup({rank}, "late");
+    const comm::ReductionPlan plan = comm::plan_reduction(comm::even_ranges(2, 2));
+    const at::Tensor data = at::zeros({6}), half = data.narrow(0, 3 * rank, 3);
+    early->all_reduce(data);
+    early->tree_all_reduce({data}, data, plan);
+    early->tree_reduce_scatter({data}, half, {3, 3}, plan);
+    early->all_gather_v(half, data, {3, 3});
+    early->all_to_all_v(at::zeros({2}), at::zeros({2}), {1, 1}, {1, 1});
+    late->broadcast(data, 0);
+    if (rank == 0)
+      world.send(data, 1);
+    else
+      world.recv(data, 0);
+    world.on_call({});
+    world.barrier();
+  });
+  CHECK(errors == "");
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string early = "early (ranks 0, 1) ";
+    const std::vector<std::string> expected{
+        "world all_gather 32",  // the lists of a subgroup's members
+        early + "all_reduce 24",
+        early + "tree_all_reduce 24",
+        early + "tree_reduce_scatter 24",
+        early + "all_gather_v 24",
+        early + "all_to_all_v 8",
+        str("late (rank ", rank, ") broadcast 24"),
+        rank == 0 ? "world send 24" : "world recv 24"};
+    CHECK(told[rank] == expected);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("Subgroups: the axes of a mesh work at the same time") {

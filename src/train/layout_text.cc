@@ -17,6 +17,9 @@ struct Rank {
   std::unique_ptr<LanguageTask> task;
   std::unique_ptr<parallel::MeshEngine> engine;
   std::vector<parallel::Boundary> boundaries;
+  // Of the step, in the order in which they first came: group, operation; calls, bytes.
+  std::vector<std::pair<std::string, std::string>> order;
+  std::map<std::pair<std::string, std::string>, std::pair<int, std::int64_t>> calls;
 };
 
 void run_rank(const recipe::Recipe& recipe, const plan::Layout& layout,
@@ -32,7 +35,16 @@ void run_rank(const recipe::Recipe& recipe, const plan::Layout& layout,
     const auto tokens = torch::zeros({recipe.batch.micro, recipe.data.sequence}, torch::kLong);
     return {tokens, tokens};
   };
+  group->on_call([&rank](const collective::Call& call) {
+    if (call.group.size() == 1) return;
+    const std::string& name = call.group.name();  // "tensor (ranks 0, 1)"
+    const std::pair key{name.substr(0, name.find(" (")), std::string(call.operation)};
+    auto& [count, bytes] = rank.calls[key];
+    if (count++ == 0) rank.order.push_back(key);
+    bytes += call.bytes;
+  });
   rank.engine->step(input);
+  group->on_call({});
   rank.boundaries = rank.engine->spread().take_trace();
 }
 
@@ -115,6 +127,24 @@ std::string boundaries_text(const std::vector<Rank>& ranks) {
   return text;
 }
 
+// Of each group and operation, the rank that sends the most by it.
+std::string calls_text(const std::vector<Rank>& ranks) {
+  std::vector<std::pair<std::string, std::string>> order;
+  for (const Rank& rank : ranks)
+    for (const auto& key : rank.order)
+      if (std::find(order.begin(), order.end(), key) == order.end()) order.push_back(key);
+  std::string text;
+  for (const auto& key : order) {
+    std::pair<std::int64_t, int> most{-1, 0};  // bytes, calls
+    for (const Rank& rank : ranks)
+      if (const auto found = rank.calls.find(key); found != rank.calls.end())
+        most = std::max(most, {found->second.second, found->second.first});
+    text += "  " + padded(key.first, 18) + padded(key.second, 22) + padded(str(most.second), 8) +
+            human_bytes(static_cast<double>(most.first)) + "\n";
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab) {
@@ -139,6 +169,11 @@ std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab) {
           ? "\nno conversion within the model\n"
           : "\nconversions of a step on rank 0: forward / backward, bytes of the whole tensor\n" +
                 boundaries;
+  const std::string calls = calls_text(ranks);
+  text += calls.empty() ? "\nno collective\n"
+                        : "\ncollectives of a step: group, operation, calls and bytes of the rank "
+                          "with the most\n" +
+                              calls;
   text += "\nbytes a rank between steps: weights, gradients, optimizer state\n";
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     const auto memory = ranks[r].engine->memory();

@@ -107,6 +107,13 @@ class Layouts(RealRuns):
         self.assertRegex(told, r"layers\.\*\.self_attn\.o_proj\.weight +\[32 x 32\] +Shard\(1\) on "
                                r"tensor: \[32 x 16\] +x 2")
         self.assertRegex(told, r"o_proj\.weight +Partial -> Shard\(0\) +reduce-scatter / all-gather")
+        self.assertRegex(told, r"tensor +all_gather_v +\d+ +[\d.]+ KiB")
+        context = self.tutti("layout", "show", "tiny.yaml", *self.sets(
+            *MESH, P + "context=2", P + "workers=4", P + "zero=2")).stdout
+        # Of 2 layers x 3 micro-batches each: keys and values go forward once, again in backward, and
+        # their gradients two hops home.
+        self.assertRegex(context, r"ring +send +24 ")
+        self.assertRegex(context, r"shard +all_gather_v ")
         empty = self.tutti("layout", "show", "tiny.yaml", *self.sets(
             *MESH, P + "pipeline=3", P + "workers=3", P + "pipeline_cut=1 0 1")).stdout
         self.assertIn("pipeline", empty)
