@@ -1,7 +1,8 @@
 // Whether a layout trains the same model as one device: the model runs both ways in this process,
 // threads as ranks, and everything is compared by name. The obvious twin for gradients is a plain
-// loop over Task::loss and autograd, without an engine; for updates, the engine on one rank. Each degree of the layout is then tried alone, and, where none alone differs, in pairs, so
-// that the culprit has a name. docs/parity.md says how to read the result.
+// loop over Task::loss and autograd, without an engine; for updates, the engine on one rank. Each
+// degree of the layout is then tried alone, and, where none alone differs, in pairs, so that the
+// culprit has a name. docs/parity.md says how to read the result.
 #pragma once
 #include <array>
 #include <cstdint>
