@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fault.h"
+#include "parallel/engines.h"
 #include "parallel/places.h"
 #include "parallel/step_parts.h"
 #include "parallel/whole_task.h"
@@ -17,17 +18,9 @@ namespace {
 
 constexpr std::int64_t votes = 2;  // stop, elapsed
 
-std::unique_ptr<StagedTask> adaptor_of(Task& task, const plan::Layout& layout) {
+std::unique_ptr<StagedTask> adaptor_of(Task& task, const recipe::Recipe& recipe) {
+  require_spreadable(recipe, task);
   if (dynamic_cast<StagedTask*>(&task)) return nullptr;
-  for (const char* axis : {"tensor", "context", "pipeline", "expert", "expert_tensor"}) {
-    const bool folded = std::string(axis).starts_with("expert");
-    const int size = (folded ? layout.experts : layout.mesh).size(axis);
-    if (size > 1)
-      throw ConfigError({{str("parallel.", axis), "", str(size),
-                          "must be 1: the task is no parallel::StagedTask, so only its data can be "
-                          "spread",
-                          ""}});
-  }
   return std::make_unique<WholeTask>(task);
 }
 
@@ -36,7 +29,7 @@ std::unique_ptr<StagedTask> adaptor_of(Task& task, const plan::Layout& layout) {
 MeshEngine::MeshEngine(const recipe::Recipe& recipe, Task& task, const plan::Layout& layout,
                        std::shared_ptr<collective::Group> world)
     : recipe_(recipe),
-      adaptor_(adaptor_of(task, layout)),
+      adaptor_(adaptor_of(task, recipe)),
       task_(adaptor_ ? *adaptor_ : dynamic_cast<StagedTask&>(task)),
       layout_(layout),
       groups_(open_groups(layout, recipe.parallel, std::move(world))),

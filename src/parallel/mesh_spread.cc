@@ -205,6 +205,7 @@ torch::Tensor MeshSpread::sum(const torch::Tensor& x) {
 }
 
 torch::Tensor MeshSpread::positions(std::int64_t sequence) const {
+  asked_for_positions_ = true;
   return context_ ? context_->positions(sequence) : torch::Tensor();
 }
 

@@ -41,6 +41,8 @@ class MeshSpread : public nn::Spread {
   // Whether an operation of the passes so far asked how this parameter is cut: one that takes it
   // without asking takes a slice for the whole.
   bool asked_for(const torch::Tensor& parameter) const;
+  // And whether one asked which tokens are here.
+  bool asked_for_positions() const { return asked_for_positions_; }
   // The registered parameters whose gradients the passes so far said to be addends over the axis.
   bool sums_gradient(const torch::Tensor& parameter) const;
 
@@ -88,6 +90,7 @@ class MeshSpread : public nn::Spread {
   std::unordered_map<const c10::TensorImpl*, Cut> cuts_;
   std::unordered_set<const c10::TensorImpl*> summed_;
   mutable std::unordered_set<const c10::TensorImpl*> asked_;
+  mutable bool asked_for_positions_ = false;
   UnitHook unit_hook_;
   bool tracing_ = false;
   std::vector<Boundary> boundaries_;

@@ -106,6 +106,10 @@ StageParameters::Memory MeshEngine::memory() const {
 // An operation that takes a parameter without asking how it is cut computes with a slice as if it
 // were the whole.
 void MeshEngine::refuse_unasked() {
+  if (spread_.context_ranks() > 1 && !ids_.empty() && !spread_.asked_for_positions())
+    throw ConfigError({{"parallel.context", "", str(spread_.context_ranks()),
+                        "cuts sequences, but the model does not ask which of their tokens are here",
+                        "set it to 1, or ask nn::Spread::positions"}});
   for (const OwnStage& own : own_) {
     std::unordered_set<std::string> used;
     for (const StageParameters::Held& held : own.parameters->gradients())

@@ -92,7 +92,7 @@ Layout make_layout(const Recipe& recipe) {
               : make_pipeline_schedule(p.pipeline_schedule, size(p.pipeline),
                                        size(p.pipeline_chunks), size(sizes.micro_batches)),
           stages_of(recipe),
-          layout_rules(p.rules),
+          layout_rules(p.rules, recipe.model.own),
           data,
           shard,
           data / shard,

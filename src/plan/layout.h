@@ -52,8 +52,8 @@ std::vector<Violation> layout_violations(const recipe::Recipe& recipe,
                                          const std::set<std::string>& bad = {});
 
 // Logical axis -> mesh axis or "none": the default table, changed by parallel.rules. Words of it
-// that make no sense are left out.
-std::map<std::string, std::string> layout_rules(const std::string& rules);
+// that make no sense are left out. A program's own model may have axes of its own.
+std::map<std::string, std::string> layout_rules(const std::string& rules, bool own_model = false);
 
 // `layers` dealt to `stages`, the first ones one more if they do not divide: the last one has the
 // head.

@@ -86,12 +86,12 @@ class RuleCheck {
   RuleCheck(const recipe::Recipe& recipe, std::vector<Finding>& found)
       : recipe_(recipe),
         rules_(axis_rules(recipe.parallel.rules)),
-        table_(layout_rules(recipe.parallel.rules)),
+        table_(layout_rules(recipe.parallel.rules, recipe.model.own)),
         found_(found) {}
 
   void run() {
     for (std::size_t i = 0; i < rules_.size(); ++i) judge(i);
-    judge_heads();
+    if (!recipe_.model.own) judge_heads();
   }
 
  private:
@@ -100,7 +100,8 @@ class RuleCheck {
     const LogicalAxis* axis = find_axis(rule.axis);
     if (rule.axis.empty())
       return refuse(i, "must be of the form AXIS=MESH_AXIS, like mlp=none", "");
-    if (!axis)
+    const bool own = recipe_.model.own;
+    if (!axis && !own)
       return refuse(i, "names no logical axis: those are " + join(axis_names(), ", "),
                     nearest(rule.axis, axis_names()) + "=" + rule.onto);
     for (std::size_t earlier = 0; earlier < i; ++earlier)
@@ -108,7 +109,9 @@ class RuleCheck {
     if (std::find(mesh_axes.begin(), mesh_axes.end(), rule.onto) == mesh_axes.end())
       return refuse(i, "names no axis of the mesh: a rule cuts over tensor or expert, or is none",
                     rule.axis + "=" + nearest(rule.onto, mesh_axes));
-    if (!may_be(*axis, rule.onto))
+    if (own && rule.onto != "tensor" && rule.onto != "none")
+      return refuse(i, "must be tensor or none", rule.axis + "=none");
+    if (!own && !may_be(*axis, rule.onto))
       refuse(i, wrong_target(*axis, rule.onto, table_), rule.axis + "=none");
   }
 
@@ -163,12 +166,13 @@ std::vector<AxisRule> axis_rules(const std::string& rules) {
   return list;
 }
 
-std::map<std::string, std::string> layout_rules(const std::string& rules) {
+std::map<std::string, std::string> layout_rules(const std::string& rules, bool own_model) {
   std::map<std::string, std::string> table;
   for (const LogicalAxis& axis : logical_axes) table[axis.name] = axis.standard;
   for (const AxisRule& rule : axis_rules(rules)) {
     const LogicalAxis* axis = find_axis(rule.axis);
-    if (axis && may_be(*axis, rule.onto)) table[rule.axis] = rule.onto;
+    const bool taken = own_model ? !rule.axis.empty() : axis && may_be(*axis, rule.onto);
+    if (taken) table[rule.axis] = rule.onto;
   }
   return table;
 }

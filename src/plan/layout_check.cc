@@ -258,7 +258,7 @@ void check_cut(Judge& j) {
   const std::vector<std::int64_t> cut = layers_of_cut(j.p.pipeline_cut);
   const std::int64_t stages = j.p.pipeline * j.p.pipeline_chunks, layers = j.r.model.layers;
   if (cut.empty()) {
-    if (j.s.known && stages > layers)
+    if (j.s.layers_known && stages > layers)
       j.refuse({"stages",
                 {"parallel.pipeline", "parallel.pipeline_chunks", "model.layers"},
                 str(j.p.pipeline),
@@ -279,7 +279,7 @@ void check_cut(Judge& j) {
              cut.size()),
          {{"parallel.pipeline_cut", {"even"}}, {"parallel.pipeline"}, {"parallel.pipeline_chunks"}},
          otherwise});
-  if (j.s.known && sum != layers)
+  if (j.s.layers_known && sum != layers)
     j.refuse({"cut layers",
               {"parallel.pipeline_cut", "model.layers"},
               j.p.pipeline_cut,
@@ -403,7 +403,8 @@ void check_experts(Judge& j) {
 
 Sizes::Sizes(const Recipe& recipe) {
   const recipe::Model& m = recipe.model;
-  known = m.from.empty();
+  layers_known = m.from.empty();
+  known = layers_known && !m.own;
   kv_heads = m.kv_heads > 0 ? m.kv_heads : m.heads;
   mlp = m.mlp > 0 ? m.mlp : m.family == "gpt2" ? 4 * m.embed : (8 * m.embed + 23) / 24 * 8;
   expert_mlp = m.moe.expert_mlp > 0 ? m.moe.expert_mlp : mlp;

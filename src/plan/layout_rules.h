@@ -48,7 +48,8 @@ std::vector<std::int64_t> layers_of_cut(const std::string& cut);
 // The sizes that follow, and what a layout makes of the workers.
 struct Sizes {
   explicit Sizes(const recipe::Recipe& recipe);
-  bool known;  // without model.from
+  bool layers_known;  // without model.from
+  bool known;         // and the model is no program's own
   std::int64_t kv_heads, mlp, expert_mlp;
   std::int64_t vocab;          // 0: not known
   bool fits;                   // model ranks divide the workers

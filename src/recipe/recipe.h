@@ -71,6 +71,8 @@ struct Model {
   double dropout = 0;
   double init_std = 0.02;
   Moe moe;
+  // No field of recipes: the model is a program's own, and of all this only `layers` is true.
+  bool own = false;
 };
 
 struct Source {

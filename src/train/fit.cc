@@ -16,6 +16,8 @@
 #include "launch/cores.h"
 #include "launch/local.h"
 #include "parallel/engines.h"
+#include "parallel/staged_task.h"
+#include "plan/layout.h"
 #include "recipe/check.h"
 #include "recipe/show.h"
 #include "train/recorder.h"
@@ -137,6 +139,9 @@ Result fit(int argc, char** argv, const recipe::Recipe& asked, parallel::Task& t
            Samples* validation, std::vector<std::shared_ptr<Callback>> callbacks,
            const FitOptions& options) {
   recipe::Recipe recipe = asked;
+  recipe.model.own = true;
+  if (const auto* staged = dynamic_cast<const parallel::StagedTask*>(&task))
+    recipe.model.layers = staged->layers();
   recipe::resolve(recipe, launch::usable_cores());
   recipe::Recipe checked = recipe;
   checked.data.train = {{"the program's", 1}};
@@ -144,8 +149,10 @@ Result fit(int argc, char** argv, const recipe::Recipe& asked, parallel::Task& t
   if (recipe.batch.micro == 0)
     wrong.push_back({"batch.micro", "fit()", "auto", "needs a model that a recipe describes",
                      "set it to a number of samples"});
+  for (Violation& one : plan::layout_violations(recipe)) wrong.push_back(std::move(one));
   if (!wrong.empty()) throw ConfigError(wrong);
   parallel::require_engine(recipe);
+  parallel::require_spreadable(recipe, task);
   if (const char* folder = std::getenv(run_variable)) {
     if (const auto earlier = finished_call()) {
       load_trained(task.module(), *earlier);

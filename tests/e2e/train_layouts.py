@@ -1,10 +1,10 @@
 """Layouts as a person trains them, with real processes: the same bits for sharded and pipelined
 runs, near ones for tensor and context ranks; resumed under another layout; `tutti parity`."""
 import json
-import os
+import subprocess
 import unittest
 
-from helpers.runs import RealRuns, children, stored, wait_for
+from helpers.runs import BIN, RealRuns, children, stored, wait_for
 
 
 def rank_of(pid):
@@ -100,6 +100,22 @@ class Layouts(RealRuns):
                          "ranks 0, 2")
         with open(self.checkpoint("run", self.newest("run"), entry["file"]), "rb") as file:
             self.assertIn(pattern, file.read(), "the damaged weight went into a checkpoint")
+
+    def test_a_programs_own_model(self):
+        """examples/spread_net.cc: the same losses in every layout, and what it cannot be is refused."""
+        def run(*words, code=0):
+            got = subprocess.run([f"{BIN}/example_spread_net", *words], cwd=self.folder, text=True,
+                                 capture_output=True, timeout=120)
+            self.assertEqual(got.returncode, code, (words, got.stdout, got.stderr))
+            return got.stdout + got.stderr
+        last = run().splitlines()[-1]
+        self.assertRegex(last, r"held-out loss 0\.1")
+        for words in (["tensor=3"], ["pipeline=2", "zero=1", "data=2"]):
+            self.assertEqual(run(*words).splitlines()[-1], last, words)
+        self.assertIn("parallel.rules = wde=tensor: names no axis of the task: those are class, embed, wide",
+                      run("tensor=2", "rules=wde=tensor", code=2))
+        self.assertIn("makes 5 stages", run("pipeline=5", code=2))
+        self.assertIn("does not ask which of their tokens are here", run("context=2", code=1))
 
     def test_layout_show(self):
         told = self.tutti("layout", "show", "tiny.yaml", *self.sets(*MESH, P + "tensor=2",
