@@ -25,7 +25,8 @@ int main(int argc, char** argv) {
   recipe.batch = {16, 8};
   recipe.optimizer.lr = 0.1;
   recipe.optimizer.weight_decay = 0;
-  recipe.parallel = {.workers = 2, .threads = 1};
+  recipe.parallel.workers = 2;
+  recipe.parallel.threads = 1;
   recipe.logging.report = false;
   train::FitOptions options;
   options.quiet = true;
