@@ -204,7 +204,9 @@ std::unique_ptr<StageParameters> MeshEngine::make_parameters(const OwnStage& own
   const bool keeps_bf16 = recipe_.optimizer.state == "bf16";
   std::vector<StageParameters::Named> named;
   for (const std::size_t p : own.cuts)
-    named.push_back({cuts_[p].name, parameters_[p], task_.input_first(cuts_[p].name),
+    named.push_back({cuts_[p].name, parameters_[p],
+                     element_count(whole(cuts_[p].shape)) / parts_of(cuts_[p], cut_ranks_),
+                     task_.input_first(cuts_[p].name),
                      keeps_bf16 ? places_of(cuts_[p]) : std::vector<optim::Run>()});
   return std::make_unique<StageParameters>(
       options, named, own.experts ? groups_.expert_replicas : groups_.data, recipe_.optimizer);

@@ -51,18 +51,19 @@ std::vector<Fragment> fragments_of(const std::vector<Piece>& pieces, const Bucke
   return fragments;
 }
 
-std::vector<UnitBucket> make_unit_buckets(const std::vector<Piece>& pieces,
-                                          const std::vector<std::string>& units,
-                                          std::int64_t total_size, std::int64_t bucket_bytes,
-                                          std::int64_t element_bytes) {
+std::vector<UnitBucket> make_buckets(const std::vector<Piece>& pieces,
+                                     const std::vector<std::string>& units, std::int64_t total_size,
+                                     std::int64_t bucket_bytes, std::int64_t element_bytes) {
   std::vector<UnitBucket> buckets;
   std::int64_t end_offset = total_size;
   for (std::size_t end = pieces.size(); end > 0;) {
     std::size_t first = end - 1;
     const int unit = unit_of(pieces[first].name, units);
+    std::int64_t weight = aligned(pieces[first].weight);
     const auto joins = [&](std::size_t p) {
       if (unit_of(pieces[p].name, units) != unit) return false;
-      return unit >= 0 || (end_offset - pieces[p].offset) * element_bytes <= bucket_bytes;
+      weight += aligned(pieces[p].weight);
+      return unit >= 0 || weight * element_bytes <= bucket_bytes;
     };
     while (first > 0 && joins(first - 1)) --first;
     buckets.push_back(

@@ -22,7 +22,7 @@ const auto some = pieces_of({{"e", 50000}, {"a.w", 9001}, {"a.b", 7}, {"b.w", 40
 TEST_CASE("parts cover a bucket in order and never cut a norm block") {
   const std::int64_t total = some.back().offset + 16;
   for (const std::int64_t bytes : {4, 60000, 10000000})
-    for (const Bucket& bucket : make_buckets(some, total, bytes, 4))
+    for (const auto& [bucket, unit] : make_buckets(some, {}, total, bytes, 4))
       for (int parts = 1; parts <= 9; ++parts) {
         const auto cuts = cut_bucket(some, bucket, parts);
         REQUIRE(static_cast<int>(cuts.size()) == parts + 1);
@@ -46,7 +46,7 @@ TEST_CASE("parts cover a bucket in order and never cut a norm block") {
 }
 
 TEST_CASE("a unit is one bucket; the rest are cut by bytes") {
-  const auto buckets = make_unit_buckets(some, {"a", "b"}, some.back().offset + 16, 1 << 20, 4);
+  const auto buckets = make_buckets(some, {"a", "b"}, some.back().offset + 16, 1 << 20, 4);
   REQUIRE(buckets.size() == 4);
   CHECK(buckets[0].unit == -1);
   CHECK(buckets[1].unit == 1);
@@ -57,6 +57,18 @@ TEST_CASE("a unit is one bucket; the rest are cut by bytes") {
   std::int64_t total = 0;
   for (const UnitBucket& b : buckets) total += b.bucket.size;
   CHECK(total == some.back().offset + 16);
+}
+
+TEST_CASE("ranks that hold parts of other sizes have the same pieces in their buckets") {
+  auto large = pieces_of({{"a", 300}, {"b", 200}, {"c", 40}}), small = large;
+  for (Piece& piece : small) piece.size -= 33;
+  for (const std::int64_t bytes : {100, 1000, 2000, 4000}) {
+    const auto ours = make_buckets(large, {}, 600, bytes, 4);
+    const auto theirs = make_buckets(small, {}, 600, bytes, 4);
+    REQUIRE(ours.size() == theirs.size());
+    for (std::size_t i = 0; i < ours.size(); ++i)
+      CHECK(ours[i].bucket.first_piece == theirs[i].bucket.first_piece);
+  }
 }
 
 }  // namespace

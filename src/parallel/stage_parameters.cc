@@ -43,7 +43,7 @@ void StageParameters::lay_out(const std::vector<Named>& parameters) {
     if (!seen.insert(named.parameter.unsafeGetTensorImpl()).second) continue;
     if (named.parameter.scalar_type() == torch::kDouble) master_type_ = torch::kDouble;
     pieces_.push_back({named.name, named.parameter.sizes().vec(), total_, named.parameter.numel(),
-                       named.parameter});
+                       named.parameter, named.weight});
     input_first_.push_back(named.input_first);
     runs_.push_back(named.runs);
     total_ += aligned(named.parameter.numel());
@@ -53,8 +53,8 @@ void StageParameters::lay_out(const std::vector<Named>& parameters) {
   const int units = static_cast<int>(apart.size());
   apart.insert(apart.end(), options_.alone.begin(), options_.alone.end());
   for (const UnitBucket& b :
-       make_unit_buckets(pieces_, apart, total_, options_.bucket_bytes,
-                         static_cast<std::int64_t>(torch::elementSize(master_type_)))) {
+       make_buckets(pieces_, apart, total_, options_.bucket_bytes,
+                    static_cast<std::int64_t>(torch::elementSize(master_type_)))) {
     BucketState state;
     state.bucket = b.bucket;
     state.unit = b.unit < units ? b.unit : -1;

@@ -75,6 +75,7 @@ class StageParameters : public nn::GradSink {
   struct Named {
     std::string name;
     torch::Tensor parameter;
+    std::int64_t weight = 0;  // Piece::weight
     bool input_first = false;
     std::vector<optim::Run> runs = {};  // of what is cut: where it lies in the whole parameter
   };

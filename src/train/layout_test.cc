@@ -74,6 +74,26 @@ TEST_CASE("context ranks without a token: fp64") {
     }
 }
 
+// 11 rows of an MLP on 2 ranks: if those ended buckets at other parameters, they would sum others.
+TEST_CASE("tensor ranks with parts of other sizes sum the same gradients together") {
+  recipe::Recipe recipe = base("llama");
+  recipe.model.mlp = 11;
+  recipe.parallel.workers = 4, recipe.parallel.tensor = 2;
+  for (const std::int64_t zero : {0, 2})
+    for (std::int64_t bytes = 512; bytes <= 16384; bytes += bytes / 2) {
+      recipe.parallel.zero = zero;
+      recipe.parallel.bucket_bytes = bytes;
+      recipe.reproducible = zero > 0;
+      recipe::Recipe one = recipe;
+      one.parallel = {};
+      static const Run expected = train(one, torch::kDouble);
+      CAPTURE(text_of(recipe));
+      const auto [worst, name] = difference(train(recipe, torch::kDouble), expected);
+      CAPTURE(name);
+      CHECK(worst <= 1e-6);
+    }
+}
+
 // A rule that the plan would refuse, so that GPT-2's positions are cut though nothing asks for it.
 TEST_CASE("what takes a cut parameter for the whole one is refused") {
   recipe::Recipe recipe = base("gpt2");

@@ -115,7 +115,7 @@ std::string describe_layout(const Parallel& p) {
   degree("expert", p.expert);
   degree("expert_tensor", p.expert_tensor);
   degree("tensor_chunks", p.tensor_chunks);
-  if (!p.pipeline_cut.empty()) text += str(", cut ", p.pipeline_cut);
+  if (p.pipeline_cut != "even") text += str(", cut ", p.pipeline_cut);
   if (!p.rules.empty()) text += str(", rules ", p.rules);
   return text;
 }
