@@ -41,6 +41,9 @@ class Task {
   // Called before each micro-batch with the optimizer step and the micro-batch's id in it, so that
   // dropout draws by name and position (promise 4).
   virtual void at(std::int64_t /*step*/, std::int64_t /*micro_batch*/) {}
+  // Whether the module's buffers change in counted() alone, so that ranks need not be told of them.
+  // Else those that training changes (running statistics) are rank 0's after every step.
+  virtual bool exact_buffers() const { return false; }
   // What passes counted besides their loss (how often each expert was chosen) since the last call:
   // int64 of one shape on all ranks, alike on ranks that share a micro-batch; undefined: nothing.
   // Called before a step, to forget one that failed, and after its passes; the sum over all

@@ -433,7 +433,7 @@ StepOutcome MeshEngine::step(const StepInput& input) {
     groups_.world->all_reduce(counts);
     task_.counted(counts);
   }
-  if (groups_.world->size() > 1)
+  if (groups_.world->size() > 1 && !task_.exact_buffers())
     for (const StateTensor& buffer : moving_) groups_.world->broadcast(buffer.value, 0);
   outcome.wait_seconds += reduced - start;
   outcome.optimizer_seconds = real_clock().now() - reduced;

@@ -18,6 +18,7 @@ class WholeTask : public StagedTask {
 
   torch::Tensor take_counts() override { return task_.take_counts(); }
   void counted(const torch::Tensor& sum) override { task_.counted(sum); }
+  bool exact_buffers() const override { return task_.exact_buffers(); }
 
   std::int64_t layers() const override { return 1; }
   Output run_stage(const nn::Stage&, const torch::Tensor&, const Batch& batch) override {

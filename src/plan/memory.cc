@@ -44,8 +44,9 @@ class Part {
     count.dense += moe.experts * m_.embed;
     count.dense += 3 * m_.embed * cut(moe.shared_experts * moe.expert_mlp, "mlp");
     count.dense += moe.shared_gate ? m_.embed : 0;
-    count.experts =
-        3 * m_.embed * folded(moe.experts, "expert") * folded(moe.expert_mlp, "expert_tensor");
+    count.experts = 3 * m_.embed * folded(moe.experts, "expert") *
+                    (layout_.folds_experts() ? folded(moe.expert_mlp, "expert_tensor")
+                                             : cut(moe.expert_mlp, "mlp"));
     return count;
   }
 
@@ -110,7 +111,9 @@ double moments(const recipe::Optimizer& optimizer) {
   return optimizer.name == "muon" ? one + 4 : 2 * one;
 }
 
-RankMemory state_of(const Recipe& recipe, const Layout& layout, double count, double ranks) {
+// Of `count` parameters that `replicas` ranks hold or share, in `ranks` shards.
+RankMemory state_of(const Recipe& recipe, const Layout& layout, double count, double ranks,
+                    int replicas) {
   const int stage = static_cast<int>(recipe.parallel.zero);
   const bool sharded = stage > 0 && ranks > 1, copies = half(recipe) || (sharded && stage < 3);
   const StateBytes bytes = zero_shared(
@@ -119,13 +122,13 @@ RankMemory state_of(const Recipe& recipe, const Layout& layout, double count, do
   RankMemory memory;
   memory.parameters = count * bytes.parameter;
   memory.optimizer = count * bytes.optimizer;
-  if (!sharded && (stage < 2 || layout.data > 1))
+  if (!sharded && stage < 2)
     memory.gradients = count * bytes.gradient * gradient_buffers(recipe, here);
   else if (stage == 1)
     memory.gradients = count * (bytes.gradient * gradient_buffers(recipe, here) + 4 / ranks);
   else  // a data rank adds up its own part for all, then a shard's replicas share theirs
     memory.gradients =
-        count * 4 * (gradient_buffers(recipe, here * layout.data) / layout.data + 1 / ranks);
+        count * 4 * (gradient_buffers(recipe, here * replicas) / replicas + 1 / ranks);
   return memory;
 }
 
@@ -193,9 +196,12 @@ double working_of(const Recipe& recipe, const Model& model) {
 
 RankMemory memory_with(const Recipe& recipe, const Layout& layout, int rank, const Kinds& kinds) {
   const ParameterCount count = parameters_of(recipe, layout, rank);
-  RankMemory memory = state_of(recipe, layout, static_cast<double>(count.dense), layout.shard);
+  RankMemory memory =
+      state_of(recipe, layout, static_cast<double>(count.dense), layout.shard, layout.data);
+  const bool folded = layout.folds_experts();
   const RankMemory experts = state_of(recipe, layout, static_cast<double>(count.experts),
-                                      layout.folds_experts() ? layout.expert_shard : layout.shard);
+                                      folded ? layout.expert_shard : layout.shard,
+                                      folded ? layout.experts.size("expert_replica") : layout.data);
   memory.parameters += experts.parameters;
   memory.gradients += experts.gradients;
   memory.optimizer += experts.optimizer;

@@ -166,6 +166,20 @@ TEST_CASE("divergence: buffers and experts") {
   CHECK(suspects(*expert) == std::vector{1, 3});
 }
 
+TEST_CASE("divergence: a routing bias that was wrong while a step used it") {
+  const char* bias = "model.layers.1.mlp.router.bias";
+  play(layout("moe", 3, [](auto&) {}), [&](const Player& player) {
+    DivergenceWatch watch(player.world, names_of(player.task.module()));
+    player.step(0);
+    if (player.rank == 2) player.buffer(bias)[0] += 1;
+    player.step(1);
+    const auto found = watch.compare(held_by(player.engine));
+    REQUIRE(found.has_value());
+    CHECK(to_text(*found).find("router") != std::string::npos);
+    CHECK(suspects(*found) == std::vector{2});
+  });
+}
+
 TEST_CASE("divergence: no layout is accused without cause") {
   for (const char* kind : {"llama", "gpt2", "moe"}) {
     recipe::Recipe recipe = base(kind);

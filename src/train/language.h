@@ -29,6 +29,7 @@ class LanguageTask : public parallel::StagedTask {
   std::vector<std::string> units(const nn::Stage& stage) const override;
   double flops_per_sample() const override;
   std::string description() const override;  // the recipe's group "model"
+  bool exact_buffers() const override { return true; }
   bool input_first(const std::string& parameter) const override;
   void at(std::int64_t step, std::int64_t micro_batch) override;
   torch::Tensor take_counts() override { return model_->take_routed_counts(); }

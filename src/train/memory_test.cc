@@ -103,6 +103,20 @@ TEST_CASE("memory: and in pipelines, whose waiting activations depend on no batc
   }
 }
 
+TEST_CASE("memory: experts that tensor ranks cut, and that ranks of their own hold") {
+  recipe::Recipe recipe = measured();
+  recipe.model.moe.experts = 4, recipe.model.moe.expert_mlp = 128;
+  recipe.model = nn::resolve(recipe.model, sequence);
+  recipe::Parallel& p = recipe.parallel;
+  for (const std::int64_t tensor : {1, 2})
+    for (const std::int64_t expert : {1, 2})
+      for (p.zero = 0; p.zero <= 3; ++p.zero) {
+        p.tensor = tensor, p.expert = expert, p.workers = 4;
+        recipe.batch.global = 8 * p.workers / tensor;
+        if (legal(recipe)) check_state(recipe);
+      }
+}
+
 TEST_CASE("memory: moments in bf16 are half as large, in every ZeRO stage and in pipelines") {
   for (const char* optimizer : {"adamw", "sgd"}) {
     recipe::Recipe recipe = measured();
