@@ -96,10 +96,10 @@ are in steps, tokens or epochs; only `duration` may be a time.
   neither muon nor `model.qk_norm_whole`; `parallel.context` is at most `data.sequence`, and what is
   exchanged for heads divides a tensor rank's key heads.
 - `parallel.pipeline` x `parallel.pipeline_chunks` is at most `model.layers` unless
-  `parallel.pipeline_cut` says otherwise, one number a stage, which may be 0; it goes with
-  `parallel.zero` up to 2. `interleaved` wants micro-batches that the pipeline divides.
+  `parallel.pipeline_cut` says otherwise, one number a stage, which may be 0.
+  `interleaved` wants micro-batches that the pipeline divides.
 - `parallel.rules` are words `AXIS=MESH_AXIS`. vocab, heads, kv_heads, qkv and mlp are cut over
-  tensor, expert over expert; each may be none, and position may be tensor.
+  tensor, expert over expert; each may be none.
 - `model.heads` divides `model.embed` unless `model.head_dim` is set; `model.kv_heads` divides
   `model.heads`; gpt2 has as many of both; a llama head is even.
 - `model.context` is not below `data.sequence`; `model.vocab` holds the tokenizer's ids.
