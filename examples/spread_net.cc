@@ -73,9 +73,7 @@ class NetTask : public parallel::StagedTask {
   }
 
   std::vector<std::int64_t> activation_shape(const parallel::Batch& batch) const override {
-    const std::int64_t rows = batch[0].size(0);
-    const bool cut = nn::spread().stream() == nn::Type::shard(0);
-    return {cut ? nn::spread().rows(rows).size : rows, embed};
+    return {nn::spread().stream_rows(batch[0].size(0)), embed};
   }
 
   // Names of your own; parallel.rules says which are cut over the tensor ranks.

@@ -65,8 +65,12 @@ std::vector<std::size_t> checked(const Counts& counts, int ranks) {
   return {counts.begin(), counts.end()};
 }
 
+std::int64_t sum_of(const Counts& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
 void check_parts(const at::Tensor& whole, const Counts& counts) {
-  const std::int64_t sum = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  const std::int64_t sum = sum_of(counts);
   TUTTI_ASSERT(whole.numel() == sum, "parts of ", sum, " elements, a tensor of ", whole.numel());
 }
 
@@ -130,9 +134,7 @@ std::shared_ptr<Work> Group::tree_reduce_scatter_async(std::vector<at::Tensor> n
   for (const auto& node : nodes) check_parts(node, counts);
   check_part(out, nodes.empty() ? out : nodes[0], counts, rank());
   const DType type = to_dtype(out.scalar_type());
-  std::int64_t whole = 0;
-  for (const std::int64_t count : counts) whole += count;
-  tell("tree_reduce_scatter", static_cast<std::size_t>(whole) * out.element_size());
+  tell("tree_reduce_scatter", static_cast<std::size_t>(sum_of(counts)) * out.element_size());
   return start(*threads_, [nodes = Nodes(std::move(nodes)), out = std::move(out), type,
                            parts = checked(counts, size()), &plan](comm::Communicator& c) {
     c.tree_reduce_scatter(nodes.places, out.data_ptr(), parts, type, plan);

@@ -77,6 +77,10 @@ class Spread {
   virtual Type stream() const { return {}; }
   // This rank's rows of `rows` in Shard(0).
   virtual Span rows(std::int64_t rows) const { return {0, rows}; }
+  // How many rows of a stream of `rows` this rank holds.
+  std::int64_t stream_rows(std::int64_t rows) const {
+    return stream() == Type::shard(0) ? this->rows(rows).size : rows;
+  }
   // `rows`: the size of dimension 0 when whole. The operation with parameter `at` asks for it: that
   // names the place in errors and traces.
   virtual torch::Tensor convert(const torch::Tensor& x, Type from, Type to, std::int64_t rows,

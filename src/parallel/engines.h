@@ -22,9 +22,6 @@ std::vector<std::string> engine_names();
 // ConfigError for an unknown name, which lists the known ones.
 void require_engine(const recipe::Recipe& recipe);
 
-// ConfigError for degrees and rules that this task's model cannot have: all at once.
-void require_spreadable(const recipe::Recipe& recipe, Task& task);
-
 // Collective over `world`. ConfigError for an unknown name or a layout that is none.
 std::unique_ptr<Engine> make_engine(const recipe::Recipe& recipe, Task& task,
                                     std::shared_ptr<collective::Group> world);

@@ -8,7 +8,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/fault.h"
-#include "parallel/engines.h"
 #include "parallel/places.h"
 #include "parallel/step_parts.h"
 #include "parallel/whole_task.h"

@@ -63,34 +63,42 @@ MeshSpread::MeshSpread(std::shared_ptr<collective::Group> tensor, bool sequence_
       context_(std::move(context)) {}
 
 void MeshSpread::set_cut(const torch::Tensor& parameter, Cut cut) {
-  cuts_.insert_or_assign(parameter.unsafeGetTensorImpl(), std::move(cut));
+  known_.insert_or_assign(parameter.unsafeGetTensorImpl(), Known{std::move(cut)});
+}
+
+const MeshSpread::Known* MeshSpread::find(const torch::Tensor& parameter) const {
+  const auto found = known_.find(parameter.unsafeGetTensorImpl());
+  return found == known_.end() ? nullptr : &found->second;
 }
 
 const Cut& MeshSpread::cut_of(const torch::Tensor& parameter) const {
-  const auto found = cuts_.find(parameter.unsafeGetTensorImpl());
-  TUTTI_ASSERT(found != cuts_.end(), "a parameter that was never registered");
-  return found->second;
+  const Known* known = find(parameter);
+  TUTTI_ASSERT(known, "a parameter that was never registered");
+  return known->cut;
 }
 
 std::string MeshSpread::name_of(const torch::Tensor& parameter) const {
-  const auto found = cuts_.find(parameter.unsafeGetTensorImpl());
-  return found == cuts_.end() ? "?" : found->second.name;
+  const Known* known = find(parameter);
+  return known ? known->cut.name : "?";
 }
 
 bool MeshSpread::asked_for(const torch::Tensor& parameter) const {
-  return asked_.contains(parameter.unsafeGetTensorImpl());
+  const Known* known = find(parameter);
+  return known && known->asked;
 }
 
 nn::Type MeshSpread::placement(const torch::Tensor& parameter) const {
-  asked_.insert(parameter.unsafeGetTensorImpl());
-  const auto found = cuts_.find(parameter.unsafeGetTensorImpl());
-  return found == cuts_.end() ? nn::Type{} : found->second.type;
+  const Known* known = find(parameter);
+  if (!known) return {};
+  known->asked = true;
+  return known->cut.type;
 }
 
 nn::Span MeshSpread::part(const torch::Tensor& parameter) const {
-  asked_.insert(parameter.unsafeGetTensorImpl());
-  const auto found = cuts_.find(parameter.unsafeGetTensorImpl());
-  return found == cuts_.end() ? nn::Span{0, parameter.size(0)} : found->second.part;
+  const Known* known = find(parameter);
+  if (!known) return {0, parameter.size(0)};
+  known->asked = true;
+  return known->cut.part;
 }
 
 nn::Type MeshSpread::stream() const {

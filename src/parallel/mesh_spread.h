@@ -87,9 +87,13 @@ class MeshSpread : public nn::Spread {
   bool sequence_parallel_;
   int chunks_;
   std::unique_ptr<ContextAttention> context_;
-  std::unordered_map<const c10::TensorImpl*, Cut> cuts_;
+  struct Known {
+    Cut cut;
+    mutable bool asked = false;  // for its cut, by an operation
+  };
+  const Known* find(const torch::Tensor& parameter) const;  // null: it was never registered
+  std::unordered_map<const c10::TensorImpl*, Known> known_;
   std::unordered_set<const c10::TensorImpl*> summed_;
-  mutable std::unordered_set<const c10::TensorImpl*> asked_;
   mutable bool asked_for_positions_ = false;
   UnitHook unit_hook_;
   bool tracing_ = false;

@@ -49,6 +49,10 @@ torch::Tensor StageParameters::gradient_view(std::size_t p) {
   return b.gradient.narrow(0, piece.offset - b.bucket.offset, piece.size).view(piece.shape);
 }
 
+void StageParameters::wait_for(BucketState& b) {
+  if (const auto work = std::exchange(b.work, nullptr)) work->wait();
+}
+
 // A parameter that was whole already and comes again has several uses. That is learnt in the first
 // step, which reduces nothing before all of backward is done.
 nn::GradSink::Target StageParameters::target_of(std::size_t p) {
@@ -166,8 +170,7 @@ void StageParameters::reduce_leaf(BucketState& b) {
 void StageParameters::finish_leaves() {
   reduce_rest();
   next_bucket_ = 0;
-  for (BucketState& b : buckets_)
-    if (const auto work = std::exchange(b.work, nullptr)) work->wait();
+  for (BucketState& b : buckets_) wait_for(b);
   if (options_.reduce_first)
     options_.reduce_first({slots_[static_cast<std::size_t>(slot_)]}, 0, pieces_.size(), pieces_);
 }
@@ -225,8 +228,7 @@ void StageParameters::exchange(BucketState& b, bool has_gradient) {
 
 // Consecutive ids, in their order, along the tree.
 void StageParameters::add_incoming(BucketState& b) {
-  if (b.work) b.work->wait();
-  b.work.reset();
+  wait_for(b);
   const std::int64_t own = own_part(b).size;
   for (int r = 0; r < leaves_in_round(); ++r) {
     const auto id = static_cast<std::size_t>(index_ * ranks_.size() + r);
@@ -257,19 +259,13 @@ void StageParameters::finish() {
   } else {
     if (count_ == 0) next_bucket_ = 0;
     reduce_rest();
-    for (BucketState& b : buckets_) {
-      if (b.work) b.work->wait();
-      b.work.reset();
-    }
+    for (BucketState& b : buckets_) wait_for(b);
   }
   uses_known_ = true;
   if (fault("shard-boundary") && ranks_.shards() > 1) gradient_.copy_(gradient_.roll(1));
   if (ranks_.shards() == 1 && options_.zero < 2) return;
   for (BucketState& b : buckets_) start_sharing(b);
-  for (BucketState& b : buckets_) {
-    if (b.work) b.work->wait();
-    b.work.reset();
-  }
+  for (BucketState& b : buckets_) wait_for(b);
 }
 
 // From the rank that answers for a part to the replicas of its shard.
@@ -284,8 +280,7 @@ void StageParameters::start_sharing(BucketState& b) {
 void StageParameters::share_own_gradient(const std::string& alone) {
   BucketState& b = bucket_of(alone);
   start_sharing(b);
-  if (b.work) b.work->wait();
-  b.work.reset();
+  wait_for(b);
 }
 
 }  // namespace tutti::parallel

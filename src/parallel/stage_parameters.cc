@@ -282,10 +282,7 @@ void StageParameters::publish() {
     if (ranks_.shards() > 1)
       b.work = ranks_.shard->all_gather_v_async(seen, b.compute, shard_sizes(b));
   }
-  for (BucketState& b : buckets_) {
-    if (b.work) b.work->wait();
-    b.work.reset();
-  }
+  for (BucketState& b : buckets_) wait_for(b);
 }
 
 void StageParameters::end_step() {

@@ -179,6 +179,7 @@ class StageParameters : public nn::GradSink {
   torch::Tensor own_gradient(const BucketState& b) const;
   BucketState& bucket_of(const std::string& alone);
   void start_sharing(BucketState& b);
+  static void wait_for(BucketState& b);  // its reduction or exchange, if one is under way
 
   torch::Tensor gradient_view(std::size_t piece);
   Target target_of(std::size_t piece);

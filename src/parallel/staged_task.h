@@ -7,6 +7,7 @@
 #include "nn/model.h"
 #include "parallel/cut.h"
 #include "parallel/engine.h"
+#include "recipe/recipe.h"
 
 namespace tutti::parallel {
 
@@ -27,5 +28,8 @@ class StagedTask : public Task {
   // Of the names that the model gives to Spread::before_unit, those of a stage, in their order.
   virtual std::vector<std::string> units(const nn::Stage& /*stage*/) const { return {}; }
 };
+
+// ConfigError for degrees and rules that this task's model cannot have: all at once.
+void require_spreadable(const recipe::Recipe& recipe, const Task& task);
 
 }  // namespace tutti::parallel

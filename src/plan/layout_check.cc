@@ -383,20 +383,18 @@ void check_experts(Judge& j) {
               {{both[0]}, {both[1]}},
               "let expert x expert_tensor divide data x context x tensor"});
   }
-  if (j.p.expert > 1 && j.rules.at("expert") == "none")
-    j.refuse({"expert rule",
-              {"parallel.expert", "parallel.rules"},
-              str(j.p.expert),
-              "has no effect: parallel.rules deals no experts",
-              {{"parallel.expert", {"1"}}, {"parallel.rules", {""}}},
-              "remove expert=none"});
-  if (j.p.expert_tensor > 1 && j.rules.at("mlp") == "none")
-    j.refuse({"expert_tensor rule",
-              {"parallel.expert_tensor", "parallel.rules"},
-              str(j.p.expert_tensor),
-              "has no effect: parallel.rules cuts no mlp",
-              {{"parallel.expert_tensor", {"1"}}, {"parallel.rules", {""}}},
-              "remove mlp=none"});
+  const auto need_rule = [&](const std::string& degree, const char* axis, const char* not_done) {
+    const std::string field = "parallel." + degree;
+    if (!j.unset(field) && j.rules.at(axis) == "none")
+      j.refuse({degree + " rule",
+                {field, "parallel.rules"},
+                j.value(field),
+                str("has no effect: parallel.rules ", not_done),
+                {{field, {"1"}}, {"parallel.rules", {""}}},
+                str("remove ", axis, "=none")});
+  };
+  need_rule("expert", "expert", "deals no experts");
+  need_rule("expert_tensor", "mlp", "cuts no mlp");
 }
 
 }  // namespace

@@ -57,8 +57,7 @@ std::vector<std::int64_t> LanguageTask::activation_shape(const parallel::Batch& 
   const torch::Tensor positions = nn::spread().positions(batch[0].size(1));
   const std::int64_t here = positions.defined() ? positions.size(0) : batch[0].size(1);
   const std::int64_t tokens = batch[0].size(0) * here;
-  const bool cut = nn::spread().stream() == nn::Type::shard(0);
-  return {cut ? nn::spread().rows(tokens).size : tokens, model_->config().embed};
+  return {nn::spread().stream_rows(tokens), model_->config().embed};
 }
 
 std::vector<std::string> LanguageTask::units(const nn::Stage& stage) const {

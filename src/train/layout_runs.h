@@ -192,6 +192,12 @@ inline Run train(const recipe::Recipe& recipe, torch::ScalarType type, const Str
   return run;
 }
 
+// The same on one device.
+inline Run train_alone(recipe::Recipe recipe, torch::ScalarType type, const Stretch& stretch = {}) {
+  recipe.parallel = {};
+  return train(recipe, type, stretch);
+}
+
 inline double relative(double a, double b) { return std::abs(a - b) / (1e-9 + std::abs(b)); }
 
 // The worst relative difference, and of what.
@@ -232,11 +238,7 @@ inline const Run& alone(const recipe::Recipe& recipe, torch::ScalarType type) {
   static std::map<std::string, Run> runs;
   const std::string key =
       str(recipe.model.family, recipe.model.moe.experts, recipe.optimizer.name, int(type));
-  if (!runs.contains(key)) {
-    recipe::Recipe one = recipe;
-    one.parallel = {};
-    runs[key] = train(one, type);
-  }
+  if (!runs.contains(key)) runs[key] = train_alone(recipe, type);
   return runs[key];
 }
 

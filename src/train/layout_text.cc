@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -12,14 +13,17 @@
 namespace tutti::train {
 namespace {
 
+std::string padded(std::string text, std::size_t width) {
+  text.resize(std::max(width, text.size() + 2), ' ');
+  return text;
+}
+
 // One rank as it is after the step.
 struct Rank {
   std::unique_ptr<LanguageTask> task;
   std::unique_ptr<parallel::MeshEngine> engine;
   std::vector<parallel::Boundary> boundaries;
-  // Of the step, in the order in which they first came: group, operation; calls, bytes.
-  std::vector<std::pair<std::string, std::string>> order;
-  std::map<std::pair<std::string, std::string>, std::pair<int, std::int64_t>> calls;
+  std::vector<std::pair<std::string, std::int64_t>> calls;  // of the step: row, bytes
 };
 
 void run_rank(const recipe::Recipe& recipe, const plan::Layout& layout,
@@ -38,10 +42,8 @@ void run_rank(const recipe::Recipe& recipe, const plan::Layout& layout,
   group->on_call([&rank](const collective::Call& call) {
     if (call.group.size() == 1) return;
     const std::string& name = call.group.name();  // "tensor (ranks 0, 1)"
-    const std::pair key{name.substr(0, name.find(" (")), std::string(call.operation)};
-    auto& [count, bytes] = rank.calls[key];
-    if (count++ == 0) rank.order.push_back(key);
-    bytes += call.bytes;
+    rank.calls.emplace_back(
+        padded(name.substr(0, name.find(" (")), 18) + padded(call.operation, 22), call.bytes);
   });
   rank.engine->step(input);
   group->on_call({});
@@ -75,8 +77,14 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return "[" + join(sizes, " x ") + "]";
 }
 
-std::string padded(std::string text, std::size_t width) {
-  text.resize(std::max(width, text.size() + 2), ' ');
+// Each row once, where it first came, with how often it did.
+std::string counted(const std::vector<std::string>& rows) {
+  std::map<std::string, int> counts;
+  for (const std::string& row : rows) ++counts[row];
+  std::string text;
+  for (const std::string& row : rows)
+    if (const int count = std::exchange(counts[row], 0); count > 0)
+      text += "  " + row + (count > 1 ? str("  x ", count) : "") + "\n";
   return text;
 }
 
@@ -92,56 +100,47 @@ std::string zero_text(const recipe::Recipe& recipe, const plan::Layout& layout) 
 
 // Rows of equal parameters of all layers are one.
 std::string parameters_text(const std::vector<Rank>& ranks, const plan::Layout& layout) {
-  std::vector<std::string> order;
-  std::map<std::string, int> counts;
+  std::vector<std::string> rows;
   const auto& cuts = ranks[0].engine->cuts();
   for (const parallel::Cut& cut : cuts) {
     const bool sliced = cut.type.kind == nn::Type::Kind::shard;
-    const std::string row =
-        padded(without_index(cut.name), 52) + padded(shape_text(cut.shape), 18) +
-        (cut.folded ? str("of expert x expert_tensor: ", shape_text(cut.local_shape()))
-         : layout.mesh.size("tensor") == 1 ? "whole"
-         : sliced ? str(to_text(cut.type), " on tensor: ", shape_text(cut.local_shape()))
-                  : std::string("Replicate on tensor"));
-    if (counts[row]++ == 0) order.push_back(row);
+    rows.push_back(padded(without_index(cut.name), 52) + padded(shape_text(cut.shape), 18) +
+                   (cut.folded ? str("of expert x expert_tensor: ", shape_text(cut.local_shape()))
+                    : layout.mesh.size("tensor") == 1 ? "whole"
+                    : sliced ? str(to_text(cut.type), " on tensor: ", shape_text(cut.local_shape()))
+                             : std::string("Replicate on tensor")));
   }
-  std::string text;
-  for (const std::string& row : order)
-    text += "  " + row + (counts[row] > 1 ? str("  x ", counts[row]) : "") + "\n";
-  return text;
+  return counted(rows);
 }
 
 std::string boundaries_text(const std::vector<Rank>& ranks) {
-  std::vector<std::string> order;
-  std::map<std::string, int> counts;
+  std::vector<std::string> rows;
   for (const parallel::Boundary& b : ranks[0].boundaries) {
-    const std::string row =
+    rows.push_back(
         padded(without_index(b.at), 52) +
         padded(b.axis == "expert" ? "rows" : to_text(b.from) + " -> " + to_text(b.to), 24) +
-        padded(str(b.forward, " / ", b.backward), 30) + human_bytes(static_cast<double>(b.bytes));
-    if (counts[row]++ == 0) order.push_back(row);
+        padded(str(b.forward, " / ", b.backward), 30) + human_bytes(static_cast<double>(b.bytes)));
   }
-  std::string text;
-  for (const std::string& row : order)
-    text += "  " + row + (counts[row] > 1 ? str("  x ", counts[row]) : "") + "\n";
-  return text;
+  return counted(rows);
 }
 
 // Of each group and operation, the rank that sends the most by it.
 std::string calls_text(const std::vector<Rank>& ranks) {
-  std::vector<std::pair<std::string, std::string>> order;
-  for (const Rank& rank : ranks)
-    for (const auto& key : rank.order)
-      if (std::find(order.begin(), order.end(), key) == order.end()) order.push_back(key);
-  std::string text;
-  for (const auto& key : order) {
-    std::pair<std::int64_t, int> most{-1, 0};  // bytes, calls
-    for (const Rank& rank : ranks)
-      if (const auto found = rank.calls.find(key); found != rank.calls.end())
-        most = std::max(most, {found->second.second, found->second.first});
-    text += "  " + padded(key.first, 18) + padded(key.second, 22) + padded(str(most.second), 8) +
-            human_bytes(static_cast<double>(most.first)) + "\n";
+  using Sum = std::pair<std::int64_t, int>;  // bytes, calls
+  std::vector<std::string> order;
+  std::map<std::string, Sum> most;
+  for (const Rank& rank : ranks) {
+    std::map<std::string, Sum> sums;
+    for (const auto& [row, bytes] : rank.calls) {
+      if (most.try_emplace(row).second) order.push_back(row);
+      sums[row] = {sums[row].first + bytes, sums[row].second + 1};
+    }
+    for (const auto& [row, sum] : sums) most[row] = std::max(most[row], sum);
   }
+  std::string text;
+  for (const std::string& row : order)
+    text += "  " + row + padded(str(most[row].second), 8) +
+            human_bytes(static_cast<double>(most[row].first)) + "\n";
   return text;
 }
 

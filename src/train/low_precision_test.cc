@@ -15,12 +15,6 @@ recipe::Recipe kept_in_bf16(const std::string& kind, const std::string& optimize
   return r;
 }
 
-Run alone_in(const recipe::Recipe& recipe, torch::ScalarType type = torch::kFloat) {
-  recipe::Recipe one = recipe;
-  one.parallel = {};
-  return train(one, type);
-}
-
 void check_same_bits(recipe::Recipe recipe, const Run& expected) {
   CAPTURE(text_of(recipe));
   REQUIRE(legal(recipe));
@@ -34,7 +28,7 @@ TEST_CASE("bf16 moments: data ranks, shards and pipelines have the bits of one d
     CAPTURE(std::string(optimizer));
     recipe::Recipe recipe = kept_in_bf16("llama", optimizer);
     recipe.model.mlp = 400;  // shards begin within its weights
-    const Run expected = alone_in(recipe);
+    const Run expected = train_alone(recipe, torch::kFloat);
     recipe::Parallel& p = recipe.parallel;
     p.workers = 3;
     for (p.zero = 0; p.zero <= 3; ++p.zero) check_same_bits(recipe, expected);
@@ -49,7 +43,7 @@ TEST_CASE("bf16 moments: data ranks, shards and pipelines have the bits of one d
 TEST_CASE("bf16 moments: tensor and expert ranks draw for the elements that they hold") {
   for (const char* kind : {"llama", "gpt2", "moe"}) {
     recipe::Recipe recipe = kept_in_bf16(kind, "sgd");
-    const Run expected = alone_in(recipe, torch::kDouble);
+    const Run expected = train_alone(recipe, torch::kDouble);
     recipe::Parallel& p = recipe.parallel;
     p.workers = 2;
     if (kind == std::string("moe"))

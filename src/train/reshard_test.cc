@@ -66,9 +66,7 @@ void check_reshards(const char* family, const std::vector<Change>& changes,
   const std::int64_t before = 2, after = whole_grid() ? 5 : 2;
   const TempFolder folder;
   const recipe::Recipe model = base(family);
-  recipe::Recipe one = model;
-  one.parallel = {};
-  const Run whole = train(one, type, {0, before + after});
+  const Run whole = train_alone(model, type, {0, before + after});
   std::vector<fs::path> saved;
   for (std::size_t i = 0; i < changes.size(); ++i) {
     const recipe::Recipe recipe = with(model, changes[i]);
