@@ -39,6 +39,7 @@ void losses_of(HeadLoss& h, std::int64_t begin, std::int64_t rows, float* logits
 
 void run(HeadLoss& h) {
   const std::int64_t tokens = h.x.size(0), vocab = h.vocab(), embed = h.embed();
+  if (tokens == 0 && h.d_weight.defined()) h.d_weight.zero_();  // no chunk below writes it
   const std::int64_t chunk = std::max<std::int64_t>(1, std::min(tokens, chunk_elements / vocab));
   torch::Tensor logits = torch::empty({chunk, vocab}, h.x.options());
   const float* weight = h.weight.data_ptr<float>();

@@ -59,19 +59,20 @@ TEST_CASE("any layout of llama is llama: fp32") {
 }
 
 // 17 tokens in 16 pieces: some of the 8 ranks have none.
-TEST_CASE("context ranks without a token: fp64") {
+TEST_CASE("context ranks without a token") {
   for (const char* kind : {"llama", "gpt2"})
-    for (const char* way : {"ring", "gather", "ulysses"}) {
-      recipe::Recipe recipe = base(kind);
-      recipe.parallel.workers = recipe.parallel.context = 8;
-      recipe.parallel.context_kind = way;
-      if (!legal(recipe)) continue;
-      CAPTURE(text_of(recipe));
-      const auto [worst, name] =
-          difference(train(recipe, torch::kDouble), alone(recipe, torch::kDouble));
-      CAPTURE(name);
-      CHECK(worst <= 1e-6);
-    }
+    for (const char* way : {"ring", "gather", "ulysses"})
+      for (const auto type : {torch::kDouble, torch::kFloat}) {
+        recipe::Recipe recipe = base(kind);
+        recipe.parallel.workers = recipe.parallel.context = 8;
+        recipe.parallel.context_kind = way;
+        recipe.optimizer.name = "sgd";
+        if (!legal(recipe)) continue;
+        CAPTURE(text_of(recipe));
+        const auto [worst, name] = difference(train(recipe, type), alone(recipe, type));
+        CAPTURE(name);
+        CHECK(worst <= (type == torch::kDouble ? 1e-6 : 1e-4));
+      }
 }
 
 // 11 rows of an MLP on 2 ranks: if those ended buckets at other parameters, they would sum others.
