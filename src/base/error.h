@@ -25,6 +25,7 @@ enum ExitCode {
   exit_ok = 0,
   exit_world = 1,
   exit_config = 2,
+  exit_differs = 3,  // tutti parity: the layout trains another model
   exit_bug = 70,
   exit_interrupted = 130
 };

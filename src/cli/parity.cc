@@ -1,4 +1,6 @@
 // tutti parity RECIPE: whether the recipe's layout trains the same model as one device.
+#include <unistd.h>
+
 #include <iostream>
 #include <memory>
 
@@ -30,6 +32,19 @@ void use_bytes(recipe::Data& data) {
   data.tokenizer = "bytes";
 }
 
+// Before the work, not after it.
+void check_page(const fs::path& page) {
+  if (page.empty()) return;
+  const fs::path folder = page.has_parent_path() ? page.parent_path() : fs::path(".");
+  if (fs::is_directory(page))
+    throw ConfigError({{"--html", "", page.string(), "is a folder", "name a file in it"}});
+  if (!fs::is_directory(folder))
+    throw ConfigError({{"--html", "", page.string(), "lies in no folder", "make it first"}});
+  if (::access(fs::exists(page) ? page.c_str() : folder.c_str(), W_OK) != 0)
+    throw ConfigError({{"--html", "", page.string(), "may not be written: " + errno_text(),
+                        "name another file"}});
+}
+
 int run(const Options& options) {
   const auto parsed = recipe::load(options.file, options.overrides,
                                    recipe::Inputs::data_and_weights, plan::layout_violations);
@@ -37,6 +52,7 @@ int run(const Options& options) {
   recipe::resolve(recipe, launch::usable_cores());
   choose_micro_batch(recipe);
   use_bytes(recipe.data);
+  check_page(options.html);
   std::vector<std::string> args{"parity", "--recipe=" + recipe::to_yaml(recipe),
                                 "--precision=" + options.precision, str("--steps=", options.steps),
                                 str("--tolerance=", options.tolerance)};

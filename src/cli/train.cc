@@ -89,6 +89,18 @@ bool may_change(const std::string& field) {
   return false;
 }
 
+// What is wrong may have remedies that a resumed run cannot take.
+recipe::Recipe read_resumed(const fs::path& file, const Options& options) {
+  try {
+    return read_recipe(file, options, true);
+  } catch (const ConfigError& error) {
+    if (options.overrides.empty() && options.workers == 0) throw;
+    throw ConfigError(str(error.what(),
+                          "\na resumed run keeps its model, batch and optimizer: "
+                          "change parallel.* alone, or start a new run"));
+  }
+}
+
 int resume(const std::string& folder, const Options& options) {
   find_worker();
   const auto run = events::open_run(folder);
@@ -102,7 +114,7 @@ int resume(const std::string& folder, const Options& options) {
                        "start a new one: tutti train " + run.recipe().string()});
   }
   if (!wrong.empty()) throw ConfigError(wrong);
-  recipe::Recipe recipe = read_recipe(run.recipe(), options, true);
+  recipe::Recipe recipe = read_resumed(run.recipe(), options);
   recipe::resolve(recipe, launch::usable_cores());
   write_file(run.recipe(), recipe::to_yaml(recipe));
   for (const std::string& refused : checkpoint::latest(run.checkpoints()).refused)

@@ -1,9 +1,14 @@
 // `tutti-worker`: what needs libtorch. See worker.h for how `tutti` calls it.
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <map>
+#include <mutex>
+#include <stop_token>
+#include <thread>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -14,6 +19,7 @@
 #include "nn/generate.h"
 #include "nn/hugging_face.h"
 #include "recipe/parse.h"
+#include "train/failure.h"
 #include "train/layout_text.h"
 #include "train/parity.h"
 #include "train/parity_report.h"
@@ -103,6 +109,7 @@ int generate(const Arguments& arguments) {
   sampling.top_k = std::stoll(arguments.get("top-k", "0"));
   sampling.top_p = number(arguments.get("top-p", "1"));
   sampling.seed = std::stoull(arguments.get("seed", "1"));
+  sampling.ids = restored.tokenizer->vocab_size();
   data::StreamDecoder decoder(*restored.tokenizer);
   std::cout << prompt << std::flush;
   const auto end = restored.tokenizer->end_of_document();
@@ -130,6 +137,22 @@ int export_model(const Arguments& arguments) {
   return exit_ok;
 }
 
+// Says why nothing comes, if nothing does for a while.
+class SlowNote {
+ public:
+  explicit SlowNote(const char* text)
+      : thread_([text](const std::stop_token& stop) {
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          std::condition_variable_any().wait_for(lock, stop, std::chrono::seconds(3),
+                                                 [] { return false; });
+          if (!stop.stop_requested()) std::cerr << "note: " << text << "\n";
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
 recipe::Recipe whole_recipe(const Arguments& arguments) {
   recipe::Recipe recipe = recipe::parse(arguments.get("recipe", ""), "the recipe", {},
                                         fs::current_path(), recipe::Inputs::none)
@@ -141,6 +164,9 @@ recipe::Recipe whole_recipe(const Arguments& arguments) {
 int layout(const Arguments& arguments) {
   const recipe::Recipe recipe = whole_recipe(arguments);
   const auto tokenizer = data::open_tokenizer(recipe.data.tokenizer);
+  const SlowNote note(
+      "running one step of this layout, its ranks as threads; fewer layers, experts or tokens show "
+      "the same sooner");
   std::cout << train::layout_text(recipe, tokenizer->vocab_size());
   return exit_ok;
 }
@@ -152,10 +178,14 @@ int parity(const Arguments& arguments) {
   options.steps = std::stoll(arguments.get("steps", "2"));
   options.tolerance = number(arguments.get("tolerance", "0"));
   options.fault = arguments.get("with-fault", "");
+  options.on_run = [](const train::ParityRun& run) {
+    std::cerr << "parity: " << run.name << ": " << (run.holds ? "agrees" : "differs") << ", "
+              << human_seconds(run.seconds) << "\n";
+  };
   const train::ParityReport report = train::check_parity(recipe, options);
   std::cout << train::parity_text(report);
   if (arguments.has("html")) write_file(arguments.get("html", ""), train::parity_html(report));
-  return report.holds ? exit_ok : exit_world;
+  return report.holds ? exit_ok : exit_differs;
 }
 
 int run(int argc, char** argv) {
@@ -190,11 +220,9 @@ int main(int argc, char** argv) {
   } catch (const WorldError& error) {
     std::cerr << "tutti: " << error.what() << "\n";
     return exit_world;
-  } catch (const c10::Error& error) {
-    std::cerr << "tutti: " << error.what_without_backtrace() << "\n";
-    return exit_world;
   } catch (const std::exception& error) {
-    std::cerr << "tutti: bug: " << error.what() << "\n";
-    return exit_bug;
+    const bool bug = !dynamic_cast<const c10::Error*>(&error) && !train::out_of_memory(error);
+    std::cerr << "tutti: " << (bug ? "bug: " : "") << train::failure_text(error) << "\n";
+    return bug ? exit_bug : exit_world;
   }
 }

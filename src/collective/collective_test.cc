@@ -113,6 +113,17 @@ TEST_CASE("Tree sums over Gloo have the bits of every other transport") {
   }
 }
 
+TEST_CASE("auto is shared memory for as many ranks of one host as it takes") {
+  const auto in_memory = [](const char* transport, int local, int size) {
+    return GroupOptions{.transport = transport, .size = size, .local_size = local}.in_memory();
+  };
+  CHECK(in_memory("auto", 64, 64));
+  CHECK(!in_memory("auto", 65, 65));
+  CHECK(!in_memory("auto", 2, 4));
+  CHECK(in_memory("shm", 65, 65));  // and refused where it is made
+  CHECK(!in_memory("gloo", 2, 2));
+}
+
 TEST_CASE("Group and c10d backend: shm, gloo, threads") {
   for (const char* transport : {"shm", "gloo", "auto"})
     for (const int size : {1, 2, 3}) {

@@ -144,7 +144,7 @@ class Group {
 
 // How the ranks of a job meet.
 struct GroupOptions {
-  std::string transport = "auto";  // shm | gloo | auto (shm when all ranks are on this host)
+  std::string transport = "auto";  // shm | gloo | auto
   int rank = 0, size = 1;
   int local_size = 1;                     // ranks on this host; auto compares it with size
   std::string name = "tutti";             // unique to job and group; the same on all ranks (shm)
@@ -153,6 +153,9 @@ struct GroupOptions {
   std::function<void(int)> publish = {};  // rank 0: told the port, once it listens
   std::string group = "world";            // what errors call it
   double timeout = 300;                   // seconds, for meeting and for every operation
+
+  // Whether they meet in shared memory: shm, or auto, if all are on this host and not too many.
+  bool in_memory() const;
 };
 
 // ConfigError for an unknown transport, WorldError when the peers do not come or the port is taken.

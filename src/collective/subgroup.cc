@@ -117,6 +117,11 @@ void Group::abort(const std::string& reason) {
   threads_->communicator().abort(reason);
 }
 
+bool GroupOptions::in_memory() const {
+  return transport == "shm" ||
+         (transport == "auto" && local_size == size && size <= comm::max_memory_ranks);
+}
+
 std::shared_ptr<Group> make_group(const GroupOptions& asked) {
   GroupOptions options = asked;
   options.name += "/" + options.group;
@@ -125,21 +130,20 @@ std::shared_ptr<Group> make_group(const GroupOptions& asked) {
     throw ConfigError(
         std::vector<Violation>{{"transport", "", transport, "must be one of auto, shm, gloo", ""}});
   c10::intrusive_ptr<c10d::Store> store;
-  if (transport == "gloo" || (transport == "auto" && options.local_size != options.size))
-    store = open_gloo_store(options);
-  const auto join = [store](const GroupOptions& which, bool one_host) {
-    const bool shm = which.transport == "shm" || (which.transport == "auto" && one_host);
-    return shm ? join_memory(which) : join_gloo(which, store);
+  if (!options.in_memory()) store = open_gloo_store(options);
+  const auto join = [store](const GroupOptions& which) {
+    return which.in_memory() ? join_memory(which) : join_gloo(which, store);
   };
   const auto meet = [options, join](const Group::Meeting& meeting) {
     GroupOptions part = options;
     part.rank = meeting.rank;
     part.size = meeting.size;
     part.group = meeting.name;
+    part.local_size = meeting.one_host ? part.size : 1;
     part.name += "/" + meeting.key;
-    return join(part, meeting.one_host);
+    return join(part);
   };
-  return std::make_shared<Group>(join(options, options.local_size == options.size), meet);
+  return std::make_shared<Group>(join(options), meet);
 }
 
 std::vector<std::shared_ptr<Group>> make_thread_groups(int size) {

@@ -66,7 +66,7 @@ void check(const Sampling& s) {
 std::int64_t sample(const torch::Tensor& logits, const Sampling& s, std::uint64_t position) {
   const auto row = logits.to(torch::kCPU, torch::kFloat).contiguous();
   const float* values = row.data_ptr<float>();
-  const std::int64_t vocab = row.numel();
+  const std::int64_t vocab = s.ids > 0 ? std::min(s.ids, row.numel()) : row.numel();
   if (s.temperature == 0) return std::max_element(values, values + vocab) - values;
   const auto drawable = choices(values, vocab, s);
   double total = 0;

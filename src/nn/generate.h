@@ -14,6 +14,7 @@ struct Sampling {
   std::int64_t top_k = 0;  // among the k likeliest; 0: all
   double top_p = 1;        // among the likeliest whose probabilities first reach p; (0, 1]
   std::uint64_t seed = 1;
+  std::int64_t ids = 0;  // only ids below it (a tokenizer's; the model may have more); 0: all
 };
 
 // Throws ConfigError, all mistakes at once, for values outside their ranges.

@@ -83,6 +83,17 @@ TEST_CASE("sample: top_k and top_p leave out the unlikely") {
   CHECK(nucleus.count(2) == 1);
 }
 
+// A model may have more ids than its tokenizer.
+TEST_CASE("generate: only ids that have text") {
+  const auto model = model_of("llama");
+  for (const double temperature : {0.0, 1.0, 100.0}) {
+    bool beyond = false;
+    for (const std::int64_t id : generate(*model, {4}, 60, {.temperature = temperature, .ids = 7}))
+      beyond |= id >= 7;
+    CHECK(!beyond);
+  }
+}
+
 TEST_CASE("generate: reports all bad settings at once") {
   const auto model = model_of("llama");
   CHECK_THROWS_AS(generate(*model, {}, 3, {}), tutti::ConfigError);

@@ -125,7 +125,8 @@ TEST_CASE("ops: embedding adds the rows of repeated ids") {
 }
 
 TEST_CASE("ops: head_loss equals its twin and skips targets below 0") {
-  for (const auto& [tokens, dim, vocab] : {std::tuple{1, 3, 2}, {0, 3, 2}, {40, 16, 17}, {9, 5, 300}}) {
+  for (const auto& [tokens, dim, vocab] :
+       {std::tuple{1, 3, 2}, {0, 3, 2}, {40, 16, 17}, {9, 5, 300}}) {
     Tensor targets = torch::randint(vocab, {tokens}, torch::kLong);
     if (tokens > 1) targets.narrow(0, 1, tokens / 2).fill_(-1);
     check_twins([](const Values& v) { return Values{head_loss(v[0], v[1], v[2], Use::only)}; },

@@ -19,6 +19,9 @@ struct StageLayers {
   std::int64_t begin = 0, end = 0;
 };
 
+// Of shared memory (comm/memory_group.h).
+inline constexpr std::int64_t most_shm_workers = 64;
+
 struct Layout {
   // Axes from the slowest to the fastest: pipeline, replica, shard, context, tensor. A rank's place
   // among the data ranks is shard * replicas + replica, whatever the mesh's order (it is not

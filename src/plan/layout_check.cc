@@ -88,6 +88,17 @@ void check_product(Judge& j) {
   j.refuse(std::move(finding));
 }
 
+void check_transport(Judge& j) {
+  if (j.p.transport != "shm") return;
+  Finding finding{"transport",
+                  {"parallel.workers", "parallel.transport"},
+                  str(j.p.workers),
+                  str("must not be above ", most_shm_workers, " with parallel.transport = shm"),
+                  {{"parallel.workers"}, {"parallel.transport"}},
+                  "use parallel.transport: gloo"};
+  if (j.p.workers > most_shm_workers) j.refuse(std::move(finding));
+}
+
 void check_batch(Judge& j) {
   const bool whole = j.r.batch.global % j.r.batch.micro == 0;
   if (whole && (!j.s.fits || j.s.micro_batches > 0)) return;
@@ -110,7 +121,7 @@ void check_shard(Judge& j) {
     j.refuse({"shard",
               {fields[0], fields[1]},
               str(j.p.shard),
-              "has no effect: with parallel.zero = 0 every data rank holds all of the state",
+              "needs parallel.zero above 0: else every data rank holds all of the state",
               {{"parallel.shard", {"0"}}, {"parallel.zero"}},
               "set parallel.zero or remove it"});
   else if (j.s.fits && j.s.data % j.p.shard != 0)
@@ -180,7 +191,7 @@ void check_tensor(Judge& j) {
     j.refuse({"nothing cut",
               {"parallel.tensor", "parallel.rules"},
               str(j.p.tensor),
-              "has no effect: parallel.rules cuts nothing over tensor",
+              "needs something to cut: parallel.rules cuts nothing over tensor",
               {{"parallel.tensor", {"1"}}, {"parallel.rules", {""}}},
               "remove parallel.rules"});
 }
@@ -227,13 +238,13 @@ void check_mixed(Judge& j) {
 void check_context(Judge& j) {
   const bool mixed = j.p.context_kind == "mixed" && j.p.context > 1;
   if (j.p.ulysses > 0 && !mixed)
-    j.refuse({"ulysses",
-              {"parallel.ulysses", "parallel.context_kind", "parallel.context"},
-              str(j.p.ulysses),
-              j.p.context > 1 ? "has no effect: parallel.context_kind is not mixed"
-                              : "has no effect: parallel.context is 1",
-              {{"parallel.ulysses", {"0"}}, {"parallel.context_kind", {"mixed"}}},
-              "remove it"});
+    j.refuse(
+        {"ulysses",
+         {"parallel.ulysses", "parallel.context_kind", "parallel.context"},
+         str(j.p.ulysses),
+         j.p.context > 1 ? "needs parallel.context_kind = mixed" : "needs parallel.context above 1",
+         {{"parallel.ulysses", {"0"}}, {"parallel.context_kind", {"mixed"}}},
+         "remove it"});
   if (j.p.context == 1) return;
   not_above(j, "sequence", "parallel.context", j.p.context, "data.sequence", j.r.data.sequence, "");
   if (mixed) check_mixed(j);
@@ -326,7 +337,7 @@ void check_idle_pipeline(Judge& j) {
       j.refuse({"idle:" + field,
                 {field, "parallel.pipeline"},
                 j.value(field),
-                "has no effect: parallel.pipeline is 1",
+                "needs parallel.pipeline above 1",
                 {{field, {recipe::find_field(field)->get(Recipe())}}, {"parallel.pipeline"}},
                 "remove it"});
 }
@@ -362,7 +373,7 @@ void check_expert_sizes(Judge& j) {
       j.refuse({str("dense:", field),
                 {field, "model.moe.experts"},
                 j.value(field),
-                "has no effect: model.moe.experts is 0",
+                "needs model.moe.experts above 0",
                 {{field, {"1"}}},
                 "set model.moe.experts"});
 }
@@ -389,7 +400,7 @@ void check_experts(Judge& j) {
       j.refuse({degree + " rule",
                 {field, "parallel.rules"},
                 j.value(field),
-                str("has no effect: parallel.rules ", not_done),
+                str("needs something to spread: parallel.rules ", not_done),
                 {{field, {"1"}}, {"parallel.rules", {""}}},
                 str("remove ", axis, "=none")});
   };
@@ -424,8 +435,8 @@ std::vector<std::int64_t> layers_of_cut(const std::string& cut) {
 
 std::vector<Finding> findings(const Recipe& recipe) {
   Judge judge(recipe);
-  for (auto check : {check_engine, check_product, check_batch, check_shard, check_tensor,
-                     check_context, check_pipeline, check_experts})
+  for (auto check : {check_engine, check_product, check_transport, check_batch, check_shard,
+                     check_tensor, check_context, check_pipeline, check_experts})
     check(judge);
   check_rules(recipe, judge.found);
   return std::move(judge.found);

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "plan/layout.h"
 #include "plan/layout_rules.h"
 #include "recipe/fields.h"
 
@@ -45,6 +46,7 @@ Numbers numbers_for(const Recipe& r, const std::string& field) {
     found.merge(Numbers{2 * sample * p.pipeline});  // the least of dualpipe-v
   } else if (field == "parallel.workers") {
     found = multiples(recipe::model_ranks(p), p.workers);
+    found.merge(multiples(recipe::model_ranks(p), most_shm_workers));
   } else if (field == "parallel.pipeline_chunks") {
     for (std::int64_t chunks = 1; chunks <= 16; ++chunks) found.insert(chunks);
   } else if (field == "parallel.ulysses") {

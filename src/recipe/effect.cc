@@ -6,6 +6,8 @@
 namespace tutti::recipe {
 namespace {
 
+constexpr std::int64_t most_layers = 10000;  // of a model that is not known
+
 class Notes {
  public:
   explicit Notes(const Where& where) : where_(where) {}
@@ -90,6 +92,9 @@ void note_run(const Recipe& r, Notes& notes) {
   notes.idle(r.checkpoint.every.amount == 0, {"checkpoint.keep_every"}, "checkpoint.every is 0");
   notes.idle(r.checkpoint.keep_last == 0, {"checkpoint.keep_every"},
              "checkpoint.keep_last is 0, which keeps all");
+  const std::int64_t layers = r.model.from.empty() ? r.model.layers : most_layers;
+  notes.idle(parse_count(r.recompute).value_or(0) > layers, {"recompute"},
+             str("above model.layers = ", layers, " it is full"));
   notes.idle(r.recompute != "auto" && r.batch.micro > 0, {"memory_budget"},
              "neither recompute nor batch.micro is auto");
   notes.idle(r.parallel.workers == 1,
@@ -107,9 +112,13 @@ void note_layout(const Recipe& r, Notes& notes) {
              "parallel.zero is not 3");
   notes.idle(p.tensor == 1, {"parallel.sequence_parallel", "parallel.tensor_chunks"},
              "parallel.tensor is 1");
+  notes.idle(p.tensor == 1 && p.expert == 1, {"parallel.rules"},
+             "parallel.tensor and parallel.expert are 1");
   notes.idle(p.context == 1, {"parallel.context_kind"}, "parallel.context is 1");
   notes.idle(p.pipeline == 1, {"parallel.pipeline_schedule"}, "parallel.pipeline is 1");
   const std::int64_t data = p.workers / model_ranks(p);
+  notes.idle(data == 1 && p.zero > 0, {"parallel.zero", "parallel.shard"},
+             "there is one data rank");
   const bool copies = data > 1 && (p.zero < 3 || (p.shard > 0 && p.shard < data));
   const bool tied = p.pipeline > 1 && r.model.tied;
   notes.idle(!copies && !tied && p.tensor == 1 && p.context == 1, {"parallel.watch_divergence"},

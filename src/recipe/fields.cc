@@ -85,8 +85,9 @@ Field word_or_count(const char* name, const char* doc, const Strings& words, At 
     if (!number || *number < 0 || *number > 10000) return std::nullopt;
     return std::to_string(*number);
   };
-  return make(name, Kind::text, doc, "must be one of " + join(words, ", ") + ", or a whole number",
-              at, convert, itself);
+  return make(name, Kind::text, doc,
+              "must be one of " + join(words, ", ") + ", or a whole number from 0 to 10000", at,
+              convert, itself);
 }
 
 template <class At>

@@ -304,8 +304,10 @@ Parsed parse(const std::string& yaml, const std::string& origin,
 Parsed load(const fs::path& file, const std::vector<std::string>& overrides, Inputs inputs,
             const Rules& more) {
   std::error_code error;
-  if (!fs::exists(file, error) || fs::is_directory(file, error) ||
-      fs::is_character_file(file, error))
+  if (fs::is_directory(file, error))
+    throw ConfigError({{"", "", "", str("there is no recipe ", file.string(), ": it is a folder"),
+                        "name a .yaml file in it"}});
+  if (!fs::exists(file, error) || fs::is_character_file(file, error))
     throw ConfigError(
         {{"", "", "", str("there is no recipe ", file.string()), nearest_file(file)}});
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");

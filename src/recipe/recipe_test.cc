@@ -274,6 +274,12 @@ TEST_CASE("options without effect are said, and only where they were set") {
   check("memory_budget: 2gb\n", "memory_budget", "neither recompute nor batch.micro is auto");
   check("parallel: {sequence_parallel: off}\n", "parallel.sequence_parallel", "tensor is 1");
   check("parallel: {tensor_chunks: 2}\n", "parallel.tensor_chunks", "tensor is 1");
+  check("parallel: {engine: mesh, rules: mlp=none}\n", "parallel.rules",
+        "tensor and parallel.expert");
+  check("parallel: {engine: sharded, zero: 2}\n", "parallel.zero", "one data rank");
+  check("parallel: {engine: mesh, zero: 2, workers: 2, tensor: 2}\n", "parallel.zero", "one data");
+  check("recompute: 5\n", "recompute", "above model.layers = 4");
+  CHECK(read("recompute: 4\n").notes.empty());
   check("parallel: {context_kind: ulysses}\n", "parallel.context_kind", "context is 1");
   check("parallel: {pipeline_schedule: zb-v}\n", "parallel.pipeline_schedule", "pipeline is 1");
   check("parallel: {watch_divergence: 10}\n", "parallel.watch_divergence", "the same state");
@@ -283,7 +289,7 @@ TEST_CASE("options without effect are said, and only where they were set") {
   CHECK(noted(read("", {"data.text_field=body"}), "data.text_field", "no source is a .jsonl"));
   CHECK(read("", {"data.text_field=body", "data.train=a.jsonl"}).notes.empty());
   CHECK(read("").notes.empty());
-  for (const char* watched : {"zero: 2", "zero: 3, shard: 1", "zero: 3, engine: mesh, tensor: 2"})
+  for (const char* watched : {"zero: 2", "zero: 3, shard: 1", "engine: mesh, tensor: 2"})
     CHECK(read(str("parallel: {workers: 2, watch_divergence: 10, ", watched, "}\n")).notes.empty());
   const std::string ends =
       "parallel: {workers: 2, watch_divergence: 10, engine: mesh, pipeline: 2}\n";

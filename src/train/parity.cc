@@ -105,15 +105,19 @@ ParityReport Parity::check(const recipe::Parallel& layout, const std::string& fa
                                          one_->options.steps, one_->options.precision == "fp64");
       !note.empty())
     report.notes.push_back(note);
-  report.runs.push_back(one_->run({"the layout", {}, layout}));
+  const auto add = [&](const SubLayout& sub) {
+    report.runs.push_back(one_->run(sub));
+    if (one_->options.on_run) one_->options.on_run(report.runs.back());
+  };
+  add({"the layout", {}, layout});
   for (const SubLayout& sub : single_layouts(recipe, report.notes)) {
     if (describe_layout(sub.parallel) == report.runs[0].layout)
       report.runs[0].axes = sub.axes;  // it is all of the layout
     else
-      report.runs.push_back(one_->run(sub));
+      add(sub);
   }
   if (no_part_differs(report))
-    for (const SubLayout& sub : paired_layouts(recipe)) report.runs.push_back(one_->run(sub));
+    for (const SubLayout& sub : paired_layouts(recipe)) add(sub);
   for (const ParityRun& run : report.runs) report.holds = report.holds && run.holds;
   report.verdict = verdict_of(report);
   return report;

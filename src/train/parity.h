@@ -21,6 +21,7 @@ struct ParityOptions {
   std::int64_t steps = 2;
   double tolerance = 0;    // relative; 0: 1e-6 in fp64, 1e-4 in fp32
   std::string fault = {};  // base/fault.h: on while a layout runs, off on one device
+  std::function<void(const struct ParityRun&)> on_run = {};  // told each as it ends
 
   double limit() const { return tolerance > 0 ? tolerance : precision == "fp64" ? 1e-6 : 1e-4; }
 };

@@ -35,8 +35,8 @@ std::string write_sample(nn::LanguageModel& model, const data::Tokenizer& tokeni
   std::vector<std::int64_t> prompt;
   for (const std::int32_t id : tokenizer.encode(recipe.logging.sample_prompt)) prompt.push_back(id);
   if (prompt.empty()) return "";
-  const auto ids =
-      nn::generate(model, prompt, recipe.logging.sample_tokens, {0.8, 0, 0.95, recipe.seed});
+  const auto ids = nn::generate(model, prompt, recipe.logging.sample_tokens,
+                                {0.8, 0, 0.95, recipe.seed, tokenizer.vocab_size()});
   const std::vector<std::int32_t> text(ids.begin(), ids.end());
   return recipe.logging.sample_prompt + tokenizer.decode(text);
 }

@@ -9,7 +9,9 @@
 namespace tutti::train {
 
 // body(rank, world) on `ranks` threads that share this process's cores. What the first rank that
-// threw said, with its number; the others were told to stop. "": none did.
+// threw said, with its number; the others were told to stop. "": none did. WorldError if
+// memory ran out: that says nothing of the layout. ConfigError for more ranks than one process
+// takes.
 std::string on_thread_ranks(
     int ranks, const std::function<void(int, std::shared_ptr<collective::Group>)>& body);
 

@@ -143,12 +143,14 @@ void Trainer::refuse_non_finite(const parallel::StepOutcome& outcome) const {
   if (outcome.applied || recipe_.on_nan == "skip" ||
       (recipe_.precision == "fp16" && std::isfinite(outcome.loss) && outcome.loss_scale > 1))
     return;
-  throw WorldError(
-      str("step ", step_ + 1, ": ", outcome.culprit == "loss" ? "the loss" : "the gradient of ",
-          outcome.culprit == "loss" ? "" : outcome.culprit, " is not finite (loss ",
-          std::isnan(outcome.loss) ? std::string("nan") : str(outcome.loss),
-          "); nothing was updated and the last checkpoint is whole. Lower optimizer.lr, or set "
-          "on_nan: skip"));
+  throw WorldError(str("step ", step_ + 1, ": ",
+                       outcome.culprit == "loss" ? "the loss" : "the gradient of ",
+                       outcome.culprit == "loss" ? "" : outcome.culprit, " is not finite (loss ",
+                       std::isnan(outcome.loss) ? std::string("nan") : str(outcome.loss),
+                       "); nothing was updated and ",
+                       saved_ < 0 ? std::string("there is no checkpoint yet")
+                                  : str("the checkpoint of step ", saved_, " is whole"),
+                       ". Lower optimizer.lr, or set on_nan: skip"));
 }
 
 // All ranks find the same, and end.

@@ -11,9 +11,13 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/memory_group.h"
+#include "plan/layout.h"
 
 namespace tutti::train {
 namespace {
+
+static_assert(plan::most_shm_workers == comm::max_memory_ranks);
 
 volatile std::sig_atomic_t stop_flag = 0;
 
@@ -81,7 +85,7 @@ std::shared_ptr<collective::Group> open_group(const Worker& worker,
   options.name =
       worker.rendezvous.empty() ? str("tutti-", ::getpid()) : worker.rendezvous + "/world";
   options.group = "data";
-  if (parallel.transport == "gloo" && worker.world_size > 1) {
+  if (!options.in_memory() && worker.world_size > 1) {
     if (worker.rank == 0)
       options.publish = [&](int port) { write_file(port_file(worker), str(port)); };
     else

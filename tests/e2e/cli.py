@@ -109,6 +109,7 @@ class Words(unittest.TestCase):
         for name in ("/nowhere.yaml", ROOT, "/dev/zero"):
             got = tutti("recipe", "check", name)
             self.assertEqual((got.returncode, "there is no recipe" in got.stderr), (2, True), got)
+        self.assertIn("it is a folder", tutti("recipe", "check", ROOT).stderr)
 
     def test_doctor(self):
         found = json.loads(tutti("doctor", "--json").stdout)

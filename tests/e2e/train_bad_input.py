@@ -48,6 +48,19 @@ class Recipes(RealRuns):
         self.assertIn("recipe.yaml", self.resume("cache", code=2).stderr)
 
 
+    def test_resume_offers_no_remedy_that_it_would_refuse(self):
+        self.train("run")
+        said = self.resume("run", "parallel.workers=5", code=2).stderr
+        self.assertIn("parallel.workers = 5", said)
+        self.assertIn("a resumed run keeps its model, batch and optimizer", said)
+
+    def test_parity_looks_at_its_page_before_it_works(self):
+        for page, wanted in (("nowhere/page.html", "lies in no folder"), (".", "is a folder")):
+            said = self.tutti("parity", "tiny.yaml", "--html", page, code=2).stderr
+            self.assertIn(f"--html = {page}: {wanted}", said)
+            self.assertNotIn("agrees", said)
+
+
 class Data(RealRuns):
     def setUp(self):
         super().setUp()
@@ -89,6 +102,13 @@ class Data(RealRuns):
                 for word in wanted:
                     self.assertIn(word, got.stderr)
 
+    def test_a_model_with_more_ids_than_its_tokenizer(self):
+        """Padded vocabularies are common: what the model writes has text all the same."""
+        self.train("run", "model.vocab=300")
+        self.assertEqual(self.summary("run")["steps"], 8)
+        for temperature in ("0", "100"):
+            self.tutti("generate", "run", "--tokens", "200", "--temperature", temperature)
+
     def test_an_id_beyond_the_vocabulary(self):
         """A damaged file that its checksums do not betray: the token is named, not looked up."""
         start, size, count = 128, 2, int.from_bytes(self.corpus[16:24], "little")
@@ -117,6 +137,7 @@ class NotFinite(RealRuns):
                                  r"step 2: the (loss|gradient of model\.\S+) is not finite")
                 self.assertIn("optimizer.lr", got.stderr)
                 self.assertIn("on_nan: skip", got.stderr)
+                self.assertIn("the checkpoint of step 1 is whole", got.stderr)
                 self.assertEqual(self.steps(run), [1])
                 self.tutti("checkpoint", "verify", run)
                 self.assertEqual(self.summary(run)["exit"], 1)
@@ -124,6 +145,7 @@ class NotFinite(RealRuns):
     def test_a_gradient_of_a_finite_loss(self):
         got = self.train("run", "model.init_std=1e12", code=1)
         self.assertRegex(got.stderr, r"step 1: the gradient of model\.\S+ is not finite .loss 5\.5")
+        self.assertIn("there is no checkpoint yet", got.stderr)
         self.assertEqual(self.steps("run"), [])
 
     def test_skip_goes_on(self):

@@ -79,7 +79,7 @@ class Layouts(RealRuns):
         self.assertIn("<html", self.read("parity.html"))
         self.assertIn("tensor", good.stdout)
         bad = self.tutti("parity", "tiny.yaml", *self.sets(*self.NEAR["tensor"]), "--with-fault",
-                         "uncut-norm", code=1)
+                         "uncut-norm", code=3)
         self.assertIn("norm", bad.stdout)
 
     def test_a_bit_that_flips_in_a_workers_memory_ends_the_run(self):
