@@ -106,8 +106,7 @@ class Data(RealRuns):
         """Padded vocabularies are common: what the model writes has text all the same."""
         self.train("run", "model.vocab=300")
         self.assertEqual(self.summary("run")["steps"], 8)
-        for temperature in ("0", "100"):
-            self.tutti("generate", "run", "--tokens", "200", "--temperature", temperature)
+        self.tutti("generate", "run", "--tokens", "200", "--temperature", "0")
 
     def test_an_id_beyond_the_vocabulary(self):
         """A damaged file that its checksums do not betray: the token is named, not looked up."""
