@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 
-TORCH_FREE = "base recipe mesh plan events launch checkpoint data comm".split()
+TORCH_FREE = "base recipe mesh plan events launch checkpoint data comm trace".split()
 USES = {
     "base": "",
     "recipe": "base",
@@ -20,12 +20,13 @@ USES = {
     "checkpoint": "base mesh",
     "data": "base recipe",
     "comm": "base mesh",
+    "trace": "base mesh events comm",
     "collective": "base mesh comm",
     "nn": "base recipe checkpoint",
     "optim": "base recipe checkpoint nn",
     "parallel": "base recipe mesh plan checkpoint comm collective nn optim",
     "train": "base recipe mesh plan events launch checkpoint data comm collective nn optim parallel",
-    "cli": "base recipe mesh plan events launch checkpoint data comm collective nn optim parallel train",
+    "cli": "base recipe mesh plan events launch checkpoint data comm trace collective nn optim parallel train",
 }
 # Of cli, the files of `tutti` itself must not reach libtorch, neither directly nor through a module.
 WORKER_FILE = re.compile(r"^worker_")

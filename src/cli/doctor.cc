@@ -45,7 +45,11 @@ void add_doctor(CLI::App& app, Action& chosen) {
   const auto json = std::make_shared<bool>(false);
   verb->add_flag("--json", *json, "a JSON array");
   verb->footer(example("tutti doctor"));
-  verb->callback([json, &chosen] { chosen = [json] { return report(*json); }; });
+  verb->require_subcommand(0, 1);
+  verb->callback([json, &chosen] {
+    if (!chosen) chosen = [json] { return report(*json); };
+  });
+  add_doctor_run(verb, chosen);
 }
 
 }  // namespace tutti::cli

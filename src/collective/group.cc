@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/clock.h"
 #include "collective/comm_backend.h"
 #include "collective/comm_thread.h"
 #include "collective/dtypes.h"
@@ -17,13 +18,19 @@ namespace {
 
 class StartedWork : public Work {
  public:
+  // Adds the seconds that are waited to `waited`.
+  explicit StartedWork(std::shared_ptr<std::atomic<double>> waited) : waited_(std::move(waited)) {}
   bool done() const override {
     const std::lock_guard lock(mutex_);
     return done_;
   }
   void wait() override {
     std::unique_lock lock(mutex_);
-    ended_.wait(lock, [this] { return done_; });
+    if (!done_) {
+      const double start = real_clock().now();
+      ended_.wait(lock, [this] { return done_; });
+      *waited_ += real_clock().now() - start;
+    }
     if (error_) std::rethrow_exception(error_);
   }
   void end(std::exception_ptr error) {
@@ -38,18 +45,8 @@ class StartedWork : public Work {
   std::condition_variable ended_;
   bool done_ = false;
   std::exception_ptr error_;
+  std::shared_ptr<std::atomic<double>> waited_;
 };
-
-std::pair<std::shared_ptr<Work>, CommThreads::Done> new_work() {
-  auto work = std::make_shared<StartedWork>();
-  return {work, [work](std::exception_ptr error) { work->end(std::move(error)); }};
-}
-
-std::shared_ptr<Work> start(CommThreads& threads, CommThreads::Task task) {
-  auto [work, done] = new_work();
-  threads.start(std::move(task), std::move(done));
-  return work;
-}
 
 void check(const at::Tensor& tensor) {
   TUTTI_ASSERT(tensor.device().is_cpu() && tensor.is_contiguous(),
@@ -111,159 +108,198 @@ std::string Group::transport() const { return threads_->communicator().transport
 const std::string& Group::name() const { return threads_->communicator().group(); }
 c10::intrusive_ptr<c10d::Backend> Group::backend() { return backend_; }
 
-void Group::tell(const char* operation, std::size_t bytes) const {
-  if (*observer_) (*observer_)({*this, operation, static_cast<std::int64_t>(bytes)});
+void Group::record(std::shared_ptr<comm::FlightRecorder> recorder) {
+  taps_->recorder = std::move(recorder);
+  recorded_ =
+      taps_->recorder && size() > 1 ? taps_->recorder->add_group(name(), key_, rank(), size()) : -1;
+}
+
+// The task with its times written down, and its site in its error.
+CommThreads::Task Group::noted(const Asked& asked, CommThreads::Task task) {
+  auto recorder = recorded_ >= 0 ? taps_->recorder : nullptr;
+  const bool message = asked.lane != Lane::collective;
+  const std::uint64_t order =
+      recorder ? recorder->ask({recorded_, asked.operation, asked.type,
+                                static_cast<std::int64_t>(asked.bytes),
+                                ++asked_[{asked.lane, message ? asked.peer : -1}], asked.peer,
+                                message, asked.site})
+               : 0;
+  return [recorder, order, site = asked.site, task = std::move(task)](comm::Communicator& c) {
+    if (recorder) recorder->start(order);
+    try {
+      task(c);
+    } catch (const WorldError& error) {
+      if (recorder) recorder->end(order, true);
+      throw WorldError(str(error.what(), " (asked for at ", comm::site_text(site), ")"));
+    }
+    if (recorder) recorder->end(order, false);
+  };
+}
+
+std::shared_ptr<Work> Group::start(const Asked& asked, CommThreads::Task task) {
+  if (taps_->observer)
+    taps_->observer({*this, asked.operation, static_cast<std::int64_t>(asked.bytes)});
+  auto work =
+      std::make_shared<StartedWork>(std::shared_ptr<std::atomic<double>>(taps_, &taps_->waited));
+  const auto done = [work](std::exception_ptr error) { work->end(std::move(error)); };
+  const std::lock_guard lock(asked_mutex_);
+  task = noted(asked, std::move(task));
+  if (asked.lane == Lane::to)
+    threads_->start_send(asked.peer, std::move(task), done);
+  else if (asked.lane == Lane::from)
+    threads_->start_recv(asked.peer, std::move(task), done);
+  else
+    threads_->start(std::move(task), done);
+  return work;
 }
 
 std::shared_ptr<Work> Group::tree_all_reduce_async(std::vector<at::Tensor> nodes, at::Tensor out,
-                                                   const comm::ReductionPlan& plan) {
+                                                   const comm::ReductionPlan& plan, Site site) {
   check(out);
   TUTTI_ASSERT(nodes.empty() ||
                (nodes[0].numel() == out.numel() && nodes[0].scalar_type() == out.scalar_type()));
   const DType type = to_dtype(out.scalar_type());
-  tell("tree_all_reduce", out.nbytes());
-  return start(*threads_, [nodes = Nodes(std::move(nodes)), out = std::move(out), type,
-                           &plan](comm::Communicator& c) {
-    c.tree_all_reduce(nodes.places, out.data_ptr(), count_of(out), type, plan);
-  });
+  return start(
+      {"tree_all_reduce", out.nbytes(), type, site},
+      [nodes = Nodes(std::move(nodes)), out = std::move(out), type, &plan](comm::Communicator& c) {
+        c.tree_all_reduce(nodes.places, out.data_ptr(), count_of(out), type, plan);
+      });
 }
 
 std::shared_ptr<Work> Group::tree_reduce_scatter_async(std::vector<at::Tensor> nodes,
                                                        at::Tensor out, Counts counts,
-                                                       const comm::ReductionPlan& plan) {
+                                                       const comm::ReductionPlan& plan, Site site) {
   for (const auto& node : nodes) check_parts(node, counts);
   check_part(out, nodes.empty() ? out : nodes[0], counts, rank());
   const DType type = to_dtype(out.scalar_type());
-  tell("tree_reduce_scatter", static_cast<std::size_t>(sum_of(counts)) * out.element_size());
-  return start(*threads_, [nodes = Nodes(std::move(nodes)), out = std::move(out), type,
-                           parts = checked(counts, size()), &plan](comm::Communicator& c) {
-    c.tree_reduce_scatter(nodes.places, out.data_ptr(), parts, type, plan);
-  });
+  const std::size_t bytes = static_cast<std::size_t>(sum_of(counts)) * out.element_size();
+  return start({"tree_reduce_scatter", bytes, type, site},
+               [nodes = Nodes(std::move(nodes)), out = std::move(out), type,
+                parts = checked(counts, size()), &plan](comm::Communicator& c) {
+                 c.tree_reduce_scatter(nodes.places, out.data_ptr(), parts, type, plan);
+               });
 }
 
 std::shared_ptr<Work> Group::reduce_scatter_v_async(at::Tensor in, at::Tensor out, Counts counts,
-                                                    comm::Reduce reduce) {
+                                                    comm::Reduce reduce, Site site) {
   check(in);
   check_parts(in, counts);
   check_part(out, in, counts, rank());
   const DType type = to_dtype(in.scalar_type());
-  tell("reduce_scatter_v", in.nbytes());
-  return start(*threads_, [=, parts = checked(counts, size())](comm::Communicator& c) {
-    c.reduce_scatter_v(in.const_data_ptr(), out.data_ptr(), parts, type, reduce);
-  });
+  return start({"reduce_scatter_v", in.nbytes(), type, site},
+               [=, parts = checked(counts, size())](comm::Communicator& c) {
+                 c.reduce_scatter_v(in.const_data_ptr(), out.data_ptr(), parts, type, reduce);
+               });
 }
 
-std::shared_ptr<Work> Group::all_gather_v_async(at::Tensor in, at::Tensor out, Counts counts) {
+std::shared_ptr<Work> Group::all_gather_v_async(at::Tensor in, at::Tensor out, Counts counts,
+                                                Site site) {
   check(out);
   check_parts(out, counts);
   check_part(in, out, counts, rank());
   const DType type = to_dtype(in.scalar_type());
-  tell("all_gather_v", out.nbytes());
-  return start(*threads_, [=, parts = checked(counts, size())](comm::Communicator& c) {
-    c.all_gather_v(in.const_data_ptr(), out.data_ptr(), parts, type);
-  });
+  return start({"all_gather_v", out.nbytes(), type, site},
+               [=, parts = checked(counts, size())](comm::Communicator& c) {
+                 c.all_gather_v(in.const_data_ptr(), out.data_ptr(), parts, type);
+               });
 }
 
 std::shared_ptr<Work> Group::all_to_all_v_async(at::Tensor in, at::Tensor out, Counts send,
-                                                Counts recv) {
+                                                Counts recv, Site site) {
   check(in);
   check(out);
   TUTTI_ASSERT(in.scalar_type() == out.scalar_type());
   check_parts(in, send);
   check_parts(out, recv);
   const DType type = to_dtype(in.scalar_type());
-  tell("all_to_all_v", std::max(in.nbytes(), out.nbytes()));
-  return start(*threads_, [=, sent = checked(send, size()),
-                           received = checked(recv, size())](comm::Communicator& c) {
-    c.all_to_all_v(in.const_data_ptr(), sent, out.data_ptr(), received, type);
-  });
+  return start(
+      {"all_to_all_v", std::max(in.nbytes(), out.nbytes()), type, site},
+      [=, sent = checked(send, size()), received = checked(recv, size())](comm::Communicator& c) {
+        c.all_to_all_v(in.const_data_ptr(), sent, out.data_ptr(), received, type);
+      });
 }
 
-std::shared_ptr<Work> Group::send_async(at::Tensor data, int to) {
+std::shared_ptr<Work> Group::send_async(at::Tensor data, int to, Site site) {
   check(data);
-  tell("send", data.nbytes());
-  auto [work, done] = new_work();
-  const auto task = [=](comm::Communicator& c) {
-    c.send(data.const_data_ptr(), data.nbytes(), to);
-  };
-  threads_->start_send(to, task, std::move(done));
-  return work;
+  return start({"send", data.nbytes(), DType::u8, site, Lane::to, to},
+               [=](comm::Communicator& c) { c.send(data.const_data_ptr(), data.nbytes(), to); });
 }
 
-std::shared_ptr<Work> Group::recv_async(at::Tensor data, int from) {
+std::shared_ptr<Work> Group::recv_async(at::Tensor data, int from, Site site) {
   check(data);
-  tell("recv", data.nbytes());
-  auto [work, done] = new_work();
-  const auto task = [=](comm::Communicator& c) { c.recv(data.data_ptr(), data.nbytes(), from); };
-  threads_->start_recv(from, task, std::move(done));
-  return work;
+  return start({"recv", data.nbytes(), DType::u8, site, Lane::from, from},
+               [=](comm::Communicator& c) { c.recv(data.data_ptr(), data.nbytes(), from); });
 }
 
-std::shared_ptr<Work> Group::all_reduce_async(at::Tensor data, comm::Reduce reduce) {
+std::shared_ptr<Work> Group::all_reduce_async(at::Tensor data, comm::Reduce reduce, Site site) {
   check(data);
   const DType type = to_dtype(data.scalar_type());
-  tell("all_reduce", data.nbytes());
-  return start(*threads_, [=](comm::Communicator& c) {
+  return start({"all_reduce", data.nbytes(), type, site}, [=](comm::Communicator& c) {
     c.all_reduce(data.data_ptr(), count_of(data), type, reduce);
   });
 }
 
-std::shared_ptr<Work> Group::broadcast_async(at::Tensor data, int root) {
+std::shared_ptr<Work> Group::broadcast_async(at::Tensor data, int root, Site site) {
   check(data);
   const DType type = to_dtype(data.scalar_type());
-  tell("broadcast", data.nbytes());
-  return start(*threads_, [=](comm::Communicator& c) {
-    c.broadcast(data.data_ptr(), count_of(data), type, root);
-  });
+  return start(
+      {"broadcast", data.nbytes(), type, site, Lane::collective, root},
+      [=](comm::Communicator& c) { c.broadcast(data.data_ptr(), count_of(data), type, root); });
 }
 
 void Group::tree_all_reduce(std::vector<at::Tensor> nodes, at::Tensor out,
-                            const comm::ReductionPlan& plan) {
-  tree_all_reduce_async(std::move(nodes), std::move(out), plan)->wait();
+                            const comm::ReductionPlan& plan, Site site) {
+  tree_all_reduce_async(std::move(nodes), std::move(out), plan, site)->wait();
 }
 
-void Group::all_reduce(at::Tensor data, comm::Reduce reduce) {
-  all_reduce_async(std::move(data), reduce)->wait();
+void Group::all_reduce(at::Tensor data, comm::Reduce reduce, Site site) {
+  all_reduce_async(std::move(data), reduce, site)->wait();
 }
 
 void Group::tree_reduce_scatter(std::vector<at::Tensor> nodes, at::Tensor out, Counts counts,
-                                const comm::ReductionPlan& plan) {
-  tree_reduce_scatter_async(std::move(nodes), std::move(out), std::move(counts), plan)->wait();
+                                const comm::ReductionPlan& plan, Site site) {
+  tree_reduce_scatter_async(std::move(nodes), std::move(out), std::move(counts), plan, site)
+      ->wait();
 }
 
-void Group::reduce_scatter_v(at::Tensor in, at::Tensor out, Counts counts, comm::Reduce reduce) {
-  reduce_scatter_v_async(std::move(in), std::move(out), std::move(counts), reduce)->wait();
+void Group::reduce_scatter_v(at::Tensor in, at::Tensor out, Counts counts, comm::Reduce reduce,
+                             Site site) {
+  reduce_scatter_v_async(std::move(in), std::move(out), std::move(counts), reduce, site)->wait();
 }
 
-void Group::all_gather_v(at::Tensor in, at::Tensor out, Counts counts) {
-  all_gather_v_async(std::move(in), std::move(out), std::move(counts))->wait();
+void Group::all_gather_v(at::Tensor in, at::Tensor out, Counts counts, Site site) {
+  all_gather_v_async(std::move(in), std::move(out), std::move(counts), site)->wait();
 }
 
-void Group::all_to_all_v(at::Tensor in, at::Tensor out, Counts send, Counts recv) {
-  all_to_all_v_async(std::move(in), std::move(out), std::move(send), std::move(recv))->wait();
+void Group::all_to_all_v(at::Tensor in, at::Tensor out, Counts send, Counts recv, Site site) {
+  all_to_all_v_async(std::move(in), std::move(out), std::move(send), std::move(recv), site)->wait();
 }
 
-void Group::send(at::Tensor data, int to) { send_async(std::move(data), to)->wait(); }
-void Group::recv(at::Tensor data, int from) { recv_async(std::move(data), from)->wait(); }
+void Group::send(at::Tensor data, int to, Site site) {
+  send_async(std::move(data), to, site)->wait();
+}
+void Group::recv(at::Tensor data, int from, Site site) {
+  recv_async(std::move(data), from, site)->wait();
+}
 
-void Group::broadcast(at::Tensor data, int root) { broadcast_async(std::move(data), root)->wait(); }
+void Group::broadcast(at::Tensor data, int root, Site site) {
+  broadcast_async(std::move(data), root, site)->wait();
+}
 
-at::Tensor Group::all_gather(at::Tensor data) {
+at::Tensor Group::all_gather(at::Tensor data, Site site) {
   check(data);
   std::vector<std::int64_t> shape = data.sizes().vec();
   shape.insert(shape.begin(), size());
   at::Tensor all = at::empty(shape, data.options());
   const DType type = to_dtype(data.scalar_type());
-  tell("all_gather", all.nbytes());
-  start(*threads_, [=](comm::Communicator& c) {
+  start({"all_gather", all.nbytes(), type, site}, [=](comm::Communicator& c) {
     c.all_gather(data.const_data_ptr(), all.data_ptr(), count_of(data), type);
   })->wait();
   return all;
 }
 
-void Group::barrier() {
-  tell("barrier", 0);
-  start(*threads_, [](comm::Communicator& c) { c.barrier(); })->wait();
+void Group::barrier(Site site) {
+  start({"barrier", 0, DType::u8, site}, [](comm::Communicator& c) { c.barrier(); })->wait();
 }
 
 at::Tensor Group::empty_shared(std::int64_t count, at::ScalarType type) {

@@ -11,20 +11,27 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <source_location>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "collective/comm_thread.h"
 #include "comm/communicator.h"
+#include "comm/flight_recorder.h"
 
 namespace tutti::collective {
 
-class CommThreads;
 class Group;
 
 // Elements of each rank's part, in rank order; zeros are allowed.
 using Counts = std::vector<std::int64_t>;
+
+// Where an operation was asked for, for records and errors.
+using Site = std::source_location;
 
 // A started operation. Dropping it does not stop the operation.
 class Work {
@@ -78,41 +85,49 @@ class Group {
 
   // Communicator::tree_all_reduce on tensors of one dtype and size. `plan` must outlive the work.
   std::shared_ptr<Work> tree_all_reduce_async(std::vector<at::Tensor> nodes, at::Tensor out,
-                                              const comm::ReductionPlan& plan);
-  std::shared_ptr<Work> all_reduce_async(at::Tensor data, comm::Reduce reduce = comm::Reduce::sum);
-  std::shared_ptr<Work> broadcast_async(at::Tensor data, int root);
+                                              const comm::ReductionPlan& plan,
+                                              Site site = Site::current());
+  std::shared_ptr<Work> all_reduce_async(at::Tensor data, comm::Reduce reduce = comm::Reduce::sum,
+                                         Site site = Site::current());
+  std::shared_ptr<Work> broadcast_async(at::Tensor data, int root, Site site = Site::current());
   // Of the same sum, cut in consecutive parts of counts[r] elements, this rank's part into `out`,
   // which may be that part of one of the nodes: the bits of tree_all_reduce.
   std::shared_ptr<Work> tree_reduce_scatter_async(std::vector<at::Tensor> nodes, at::Tensor out,
-                                                  Counts counts, const comm::ReductionPlan& plan);
+                                                  Counts counts, const comm::ReductionPlan& plan,
+                                                  Site site = Site::current());
   // The same of one tensor a rank.
   std::shared_ptr<Work> reduce_scatter_v_async(at::Tensor in, at::Tensor out, Counts counts,
-                                               comm::Reduce reduce = comm::Reduce::sum);
+                                               comm::Reduce reduce = comm::Reduce::sum,
+                                               Site site = Site::current());
   // counts[r] elements of every rank r into `out`, in rank order. `in` may be its part of `out`.
-  std::shared_ptr<Work> all_gather_v_async(at::Tensor in, at::Tensor out, Counts counts);
+  std::shared_ptr<Work> all_gather_v_async(at::Tensor in, at::Tensor out, Counts counts,
+                                           Site site = Site::current());
   // send[r] elements to rank r and recv[r] from it, both in rank order.
-  std::shared_ptr<Work> all_to_all_v_async(at::Tensor in, at::Tensor out, Counts send, Counts recv);
+  std::shared_ptr<Work> all_to_all_v_async(at::Tensor in, at::Tensor out, Counts send, Counts recv,
+                                           Site site = Site::current());
   // A message of the tensor's bytes; the receiver's must be as many. The send of up to 128 KiB ends
   // without its receive when none before it is outstanding.
-  std::shared_ptr<Work> send_async(at::Tensor data, int to);
-  std::shared_ptr<Work> recv_async(at::Tensor data, int from);
+  std::shared_ptr<Work> send_async(at::Tensor data, int to, Site site = Site::current());
+  std::shared_ptr<Work> recv_async(at::Tensor data, int from, Site site = Site::current());
 
   // The same, waited for.
   void tree_all_reduce(std::vector<at::Tensor> nodes, at::Tensor out,
-                       const comm::ReductionPlan& plan);
-  void all_reduce(at::Tensor data, comm::Reduce reduce = comm::Reduce::sum);
-  void broadcast(at::Tensor data, int root);
+                       const comm::ReductionPlan& plan, Site site = Site::current());
+  void all_reduce(at::Tensor data, comm::Reduce reduce = comm::Reduce::sum,
+                  Site site = Site::current());
+  void broadcast(at::Tensor data, int root, Site site = Site::current());
   void tree_reduce_scatter(std::vector<at::Tensor> nodes, at::Tensor out, Counts counts,
-                           const comm::ReductionPlan& plan);
+                           const comm::ReductionPlan& plan, Site site = Site::current());
   void reduce_scatter_v(at::Tensor in, at::Tensor out, Counts counts,
-                        comm::Reduce reduce = comm::Reduce::sum);
-  void all_gather_v(at::Tensor in, at::Tensor out, Counts counts);
-  void all_to_all_v(at::Tensor in, at::Tensor out, Counts send, Counts recv);
-  void send(at::Tensor data, int to);
-  void recv(at::Tensor data, int from);
+                        comm::Reduce reduce = comm::Reduce::sum, Site site = Site::current());
+  void all_gather_v(at::Tensor in, at::Tensor out, Counts counts, Site site = Site::current());
+  void all_to_all_v(at::Tensor in, at::Tensor out, Counts send, Counts recv,
+                    Site site = Site::current());
+  void send(at::Tensor data, int to, Site site = Site::current());
+  void recv(at::Tensor data, int from, Site site = Site::current());
   // [size, ...]: every rank's `data`, equal shapes.
-  at::Tensor all_gather(at::Tensor data);
-  void barrier();
+  at::Tensor all_gather(at::Tensor data, Site site = Site::current());
+  void barrier(Site site = Site::current());
 
   // A zeroed tensor in memory that all ranks reach, so that collectives on it need no staging copy;
   // ordinary memory where the transport has none. Its memory lives as long as group and tensor.
@@ -121,7 +136,13 @@ class Group {
   // Told of every later operation of this group and of the subgroups made of it, on the thread that
   // asks for it, before it starts; those through backend() apart. Empty: nobody is.
   using Observer = std::function<void(const Call&)>;
-  void on_call(Observer observer) { *observer_ = std::move(observer); }
+  void on_call(Observer observer) { taps_->observer = std::move(observer); }
+  // Writes down every later operation of this group and of the subgroups made of it afterwards
+  // (those through backend() apart).
+  void record(std::shared_ptr<comm::FlightRecorder> recorder);
+  const std::shared_ptr<comm::FlightRecorder>& recorder() const { return taps_->recorder; }
+  // Seconds that callers have waited for operations of this group and its subgroups so far.
+  double waited() const { return taps_->waited; }
 
   // The same group as a c10d backend (operations go through the same threads, in order).
   c10::intrusive_ptr<c10d::Backend> backend();
@@ -133,10 +154,31 @@ class Group {
  private:
   std::shared_ptr<CommThreads> threads_;
   c10::intrusive_ptr<c10d::Backend> backend_;
-  void tell(const char* operation, std::size_t bytes) const;
+  // What a group and its subgroups share.
+  struct Taps {
+    Observer observer;
+    std::shared_ptr<comm::FlightRecorder> recorder;
+    std::atomic<double> waited = 0;
+  };
+  enum class Lane { collective, to, from };  // what an operation is matched in: messages by peer
+  struct Asked {
+    const char* operation;
+    std::size_t bytes;
+    DType type = DType::u8;
+    Site site = {};
+    Lane lane = Lane::collective;
+    int peer = -1;  // or root
+  };
+  // Tells who wants to know, and gives the task to its thread.
+  std::shared_ptr<Work> start(const Asked& asked, CommThreads::Task task);
+  CommThreads::Task noted(const Asked& asked, CommThreads::Task task);
 
   Meet meet_;
-  std::shared_ptr<Observer> observer_ = std::make_shared<Observer>();
+  std::shared_ptr<Taps> taps_ = std::make_shared<Taps>();
+  std::uint64_t key_ = 0;   // alike on the members; of the group in records
+  int recorded_ = -1;       // the group's number in the recorder
+  std::mutex asked_mutex_;  // of the numbers, and of the order in which threads get operations
+  std::map<std::pair<Lane, int>, std::uint64_t> asked_;  // operations so far, by lane and peer
   int subgroups_made_ = 0;
   std::mutex mutex_;  // of subgroups_
   std::vector<std::weak_ptr<Group>> subgroups_;

@@ -100,7 +100,9 @@ std::shared_ptr<Group> Group::subgroup(const std::vector<int>& members, const st
   auto group = std::make_shared<Group>(
       meeting.size == 1 ? std::move(comm::make_thread_group(1, {.group = label})[0])
                         : meet_(meeting));
-  group->observer_ = observer_;
+  group->taps_ = taps_;
+  group->key_ = hash64(str(key_, "/", key));
+  if (recorded_ >= 0) group->record(taps_->recorder);
   const std::lock_guard lock(mutex_);
   subgroups_.push_back(group);
   return group;

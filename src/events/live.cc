@@ -210,7 +210,7 @@ void LiveView::take_scalars(const Json& record, std::size_t rank) {
     if (record.contains(key) && record[key].is_number()) into = record[key].get<double>();
   };
   read("step_seconds", state_.steps[rank]);
-  read("wait_seconds", state_.waits[rank]);
+  read("exposed_seconds", state_.waits[rank]);
   if (rank != 0) return;
   state_.step = record["step"].get<std::int64_t>();
   read("loss", state_.loss);

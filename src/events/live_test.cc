@@ -133,7 +133,7 @@ void write_run(const RunFolder& run, std::int64_t first, std::int64_t last) {
                       {"transport", "memory"},
                       {"precision", "fp32"}});
     for (std::int64_t step = first; step <= last; ++step) {
-      const std::array values = {Pair{"step_seconds", 0.1}, Pair{"wait_seconds", 0.01},
+      const std::array values = {Pair{"step_seconds", 0.1}, Pair{"exposed_seconds", 0.01},
                                  Pair{"loss", 3.0}, Pair{"lr", 0.001},
                                  Pair{"tokens_per_second", 5000.0}};
       writer.scalars(step, std::span(values).first(rank == 0 ? 5 : 2));
@@ -223,7 +223,7 @@ TEST_CASE("live: shown to a person") {
   for (std::int64_t step = 1; step <= 150; ++step) {
     const double loss = 1.4 + 4 * std::exp(-static_cast<double>(step) / 40);
     const std::array values = {
-        Pair{"step_seconds", 0.05}, Pair{"wait_seconds", 0.004},         Pair{"loss", loss},
+        Pair{"step_seconds", 0.05}, Pair{"exposed_seconds", 0.004},      Pair{"loss", loss},
         Pair{"lr", 3e-4},           Pair{"tokens_per_second", 79'000.0}, Pair{"mfu", 0.57}};
     first.scalars(step, values);
     second.scalars(step, std::span(values).first(2));

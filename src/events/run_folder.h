@@ -13,6 +13,7 @@ class RunFolder {
   fs::path recipe() const { return path_ / "recipe.yaml"; }
   fs::path tokenizer() const { return path_ / "tokenizer.json"; }  // one that the run learnt
   fs::path events(int rank) const;                                 // events/rank-000.jsonl
+  fs::path flight(int rank) const;                                 // events/rank-000.flight
   fs::path checkpoints() const { return path_ / "checkpoints"; }
   fs::path logs() const { return path_ / "logs"; }
   fs::path log(int rank) const;  // logs/rank-000.log

@@ -68,6 +68,7 @@ struct StepOutcome {
   double elapsed = 0;     // seconds of training that rank 0 counts: the same on all ranks
   double data_seconds = 0, forward_seconds = 0, backward_seconds = 0, wait_seconds = 0,
          optimizer_seconds = 0;
+  double exposed_seconds = 0;  // waited for operations of any group, anywhere in the step
 };
 
 // A tensor of the run's state, or a piece of one, by its global name, as bytes that lie in the

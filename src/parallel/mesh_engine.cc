@@ -299,6 +299,7 @@ void MeshEngine::run_micro_batches(const StepInput& input, StepOutcome& outcome)
   const nn::SpreadScope scope(&spread_);
   const nn::ExpertSpreadScope experts(&experts_);
   Pipeline& pipeline = pipeline_for(static_cast<int>(ids_.size()));
+  pipeline.record(groups_.world->recorder());
   pipeline.run(step, *this);
   peak_activations_ = pipeline.peak_activations();
   outcome.data_seconds = pipeline.times().data;
@@ -412,6 +413,7 @@ void MeshEngine::update(const StepInput& input, StepOutcome& outcome) {
 
 StepOutcome MeshEngine::step(const StepInput& input) {
   StepOutcome outcome;
+  const double begun = real_clock().now(), waited = groups_.world->waited();
   table_.zero_();
   task_.take_counts();
   for (OwnStage& own : own_) own.parameters->begin_step();
@@ -435,7 +437,14 @@ StepOutcome MeshEngine::step(const StepInput& input) {
   if (groups_.world->size() > 1 && !task_.exact_buffers())
     for (const StateTensor& buffer : moving_) groups_.world->broadcast(buffer.value, 0);
   outcome.wait_seconds += reduced - start;
-  outcome.optimizer_seconds = real_clock().now() - reduced;
+  const double end = real_clock().now();
+  outcome.optimizer_seconds = end - reduced;
+  outcome.exposed_seconds = groups_.world->waited() - waited;
+  if (comm::FlightRecorder* recorder = groups_.world->recorder().get()) {
+    recorder->span("reduce", start, reduced);
+    recorder->span("optimizer", reduced, end);
+    recorder->span(str("step ", input.step + 1).c_str(), begun, end);
+  }
   return outcome;
 }
 

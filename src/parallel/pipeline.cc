@@ -12,16 +12,23 @@ namespace {
 using plan::Action;
 using plan::Pass;
 
-// Adds the seconds of its lifetime to `to`.
+// Adds the seconds of its lifetime to `to`, and writes them down.
 class Timed {
  public:
-  explicit Timed(double& to) : to_(to) {}
-  ~Timed() { to_ += real_clock().now() - start_; }
+  Timed(double& to, const char* name, comm::FlightRecorder* recorder)
+      : to_(to), name_(name), recorder_(recorder) {}
+  ~Timed() {
+    const double end = real_clock().now();
+    to_ += end - start_;
+    if (recorder_) recorder_->span(name_, start_, end);
+  }
   Timed(const Timed&) = delete;
   Timed& operator=(const Timed&) = delete;
 
  private:
   double& to_;
+  const char* name_;
+  comm::FlightRecorder* recorder_;
   double start_ = real_clock().now();
 };
 
@@ -62,7 +69,7 @@ std::deque<Pipeline::Message> Pipeline::messages_from(int peer) const {
 const Batch& Pipeline::batch(int micro_batch) {
   auto found = batches_.find(micro_batch);
   if (found == batches_.end()) {
-    const Timed timed(times_.data);
+    const Timed timed(times_.data, "data", recorder_.get());
     found = batches_.emplace(micro_batch, step_->batch(micro_batch)).first;
   }
   return found->second;
@@ -95,7 +102,7 @@ torch::Tensor Pipeline::receive(int stage, int micro_batch, bool gradient, int f
     expected_[peer].pop_front();
     torch::Tensor x = torch::empty(task_.activation_shape(batch(next.key.second)), step_->type);
     {
-      const Timed timed(times_.wait);
+      const Timed timed(times_.wait, "wait", recorder_.get());
       group_->recv_async(x, peer)->wait();
     }
     (next.gradient ? gradients_ : inputs_)[next.key] = x;
@@ -115,7 +122,7 @@ void Pipeline::forward(int stage, int micro_batch) {
   const Batch& given = batch(micro_batch);
   StagedTask::Output out;
   {
-    const Timed timed(times_.forward);
+    const Timed timed(times_.forward, "forward", recorder_.get());
     step_->before_forward(micro_batch);
     out = task_.run_stage(s, held.in, given);
   }
@@ -139,7 +146,7 @@ void Pipeline::backward(int stage, int micro_batch, bool with_weights, StageGrad
   };
   if (held.loss.defined()) add_root(held.loss, torch::full_like(held.loss, step_->loss_scale));
   if (!s.last) add_root(held.out, receive(stage + 1, micro_batch, true, stage + 1));
-  const Timed timed(times_.backward);
+  const Timed timed(times_.backward, "backward", recorder_.get());
   const auto run = [&] {
     if (!roots.empty()) torch::autograd::backward(roots, seeds);
   };
@@ -163,7 +170,7 @@ void Pipeline::backward(int stage, int micro_batch, bool with_weights, StageGrad
 }
 
 void Pipeline::weights(int stage, int micro_batch, StageGradients& gradients) {
-  const Timed timed(times_.backward);
+  const Timed timed(times_.backward, "backward", recorder_.get());
   gradients.begin(stage, micro_batch);
   {
     const nn::GradSinkScope scope(&gradients.sink(stage));

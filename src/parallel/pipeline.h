@@ -52,6 +52,9 @@ class Pipeline {
   // The most stage activations that were held at once in the last run().
   int peak_activations() const { return peak_; }
   // Seconds of the last run(): `wait` for messages of other ranks.
+  // Writes passes, waits and data down as spans, from now on.
+  void record(std::shared_ptr<comm::FlightRecorder> recorder) { recorder_ = std::move(recorder); }
+
   struct Times {
     double data = 0, forward = 0, backward = 0, wait = 0;
   };
@@ -95,6 +98,7 @@ class Pipeline {
   std::vector<std::pair<std::shared_ptr<collective::Work>, torch::Tensor>> sends_;
   int peak_ = 0;
   Times times_;
+  std::shared_ptr<comm::FlightRecorder> recorder_;
 };
 
 }  // namespace tutti::parallel

@@ -444,6 +444,10 @@ std::vector<Field> parallel_fields() {
       count("parallel.watch_divergence",
             "Steps between comparisons of the state that ranks hold alike; 0: off.", any_count,
             AT(parallel.watch_divergence)),
+      number(
+          "parallel.timeout",
+          "Seconds that ranks wait for each other before the run ends and says who did not come.",
+          Limits{1, {}, 1e6, {}}, AT(parallel.timeout)),
   };
 }
 

@@ -144,6 +144,7 @@ struct Parallel {
   std::int64_t expert_tensor = 1;          // ranks over which each expert is cut
   std::string rules;                       // "mlp=none vocab=none": other than the default table
   std::int64_t watch_divergence = 0;       // steps between hashes of replicated state; 0: off
+  double timeout = 300;                    // seconds that ranks wait for each other
 };
 
 // Workers that compute one data rank's part of a batch together.

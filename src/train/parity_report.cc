@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "base/version.h"
+#include "events/report_page.h"
 #include "train/parity_verdict.h"
 
 namespace tutti::train {
@@ -27,27 +28,6 @@ std::string said(const ParityRun& run) {
 
 std::string where(const Difference& d) { return str("step ", d.step + 1, ", rank ", d.rank); }
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  return out;
-}
-
 std::string heading(const ParityReport& report) {
   return str(report.recipe, ": ", human_count(static_cast<double>(report.parameters)),
              " parameters, ", report.options.steps, " steps in ", report.options.precision,
@@ -59,8 +39,8 @@ std::string cell(const ParityRun& run, Quantity quantity, double limit) {
   const Difference* d = worst_of(run, quantity);
   if (!d) return "<td></td>";
   const std::string tip = str(d->name, d->name.empty() ? "" : ", ", where(*d));
-  return str("<td class=\"", d->value > limit ? "bad" : "good", "\" title=\"", escaped(tip), "\">",
-             difference_text(d->value), "</td>");
+  return str("<td class=\"", d->value > limit ? "bad" : "good", "\" title=\"",
+             events::html_escaped(tip), "\">", difference_text(d->value), "</td>");
 }
 
 std::string summary_table(const ParityReport& report) {
@@ -68,8 +48,9 @@ std::string summary_table(const ParityReport& report) {
   for (const char* name : quantity_names) html += str("<th>", name, "</th>");
   html += "</tr>\n";
   for (const ParityRun& run : report.runs) {
-    html += str("<tr><td title=\"", escaped(run.layout), "\">", escaped(run.name),
-                "</td><td class=\"", run.holds ? "good" : "bad", "\">", said(run), "</td>");
+    html += str("<tr><td title=\"", events::html_escaped(run.layout), "\">",
+                events::html_escaped(run.name), "</td><td class=\"", run.holds ? "good" : "bad",
+                "\">", said(run), "</td>");
     for (const Quantity q : quantities) html += cell(run, q, report.options.limit());
     html += "</tr>\n";
   }
@@ -77,18 +58,21 @@ std::string summary_table(const ParityReport& report) {
 }
 
 std::string tensor_table(const ParityRun& run) {
-  std::string html = str("<h2>", escaped(run.name), "</h2>\n<p>", escaped(run.layout), "</p>\n");
-  if (!run.error.empty()) html += str("<p class=\"bad\">", escaped(run.error), "</p>\n");
+  std::string html = str("<h2>", events::html_escaped(run.name), "</h2>\n<p>",
+                         events::html_escaped(run.layout), "</p>\n");
+  if (!run.error.empty())
+    html += str("<p class=\"bad\">", events::html_escaped(run.error), "</p>\n");
   if (run.tensors.empty()) return html;
   html +=
       "<table><tr><th>of</th><th>tensor</th><th>difference</th><th>times</th><th>seen</th></tr>\n";
   for (const Difference& d : run.tensors)
-    html += str("<tr><td>",
-                d.detail.empty() ? quantity_names[static_cast<std::size_t>(d.quantity)]
-                                 : escaped(d.detail).c_str(),
-                "</td><td>", escaped(d.name), "</td><td class=\"bad\">", difference_text(d.value),
-                "</td><td>", d.factor != 0 ? difference_text(d.factor) : "", "</td><td>", where(d),
-                "</td></tr>\n");
+    html +=
+        str("<tr><td>",
+            d.detail.empty() ? quantity_names[static_cast<std::size_t>(d.quantity)]
+                             : events::html_escaped(d.detail).c_str(),
+            "</td><td>", events::html_escaped(d.name), "</td><td class=\"bad\">",
+            difference_text(d.value), "</td><td>", d.factor != 0 ? difference_text(d.factor) : "",
+            "</td><td>", where(d), "</td></tr>\n");
   return html + "</table>\n";
 }
 
@@ -140,12 +124,14 @@ std::string parity_html(const ParityReport& report) {
   std::string html =
       str("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">",
           "<meta name=\"viewport\" content=\"width=device-width\"><title>Parity of ",
-          escaped(report.recipe), "</title><style>", style, "</style></head><body>\n");
-  html += str("<h1>Parity</h1>\n<p>", escaped(heading(report)), "</p>\n<p class=\"verdict\">",
-              escaped(report.verdict), "</p>\n", summary_table(report));
+          events::html_escaped(report.recipe), "</title><style>", style, "</style></head><body>\n");
+  html += str("<h1>Parity</h1>\n<p>", events::html_escaped(heading(report)),
+              "</p>\n<p class=\"verdict\">", events::html_escaped(report.verdict), "</p>\n",
+              summary_table(report));
   for (const ParityRun& run : report.runs)
     if (!run.holds) html += tensor_table(run);
-  for (const std::string& note : report.notes) html += str("<p>Note: ", escaped(note), "</p>\n");
+  for (const std::string& note : report.notes)
+    html += str("<p>Note: ", events::html_escaped(note), "</p>\n");
   return html + str("<p>Largest difference of a tensor's elements over its largest element on one ",
                     "device. tutti ", version, "</p>\n</body></html>\n");
 }

@@ -35,18 +35,19 @@ void Recorder::on_step(const StepEvent& event) {
                           Pair{"backward_seconds", o.backward_seconds},
                           Pair{"wait_seconds", o.wait_seconds},
                           Pair{"optimizer_seconds", o.optimizer_seconds},
+                          Pair{"exposed_seconds", o.exposed_seconds},
                           Pair{"loss", o.loss},
                           Pair{"lr", event.lr},
                           Pair{"grad_norm", o.grad_norm},
                           Pair{"tokens_per_second", event.tokens_per_second},
                           Pair{"mfu", event.mfu}};
   // The numbers that all ranks share are written once, by rank 0.
-  writer_.scalars(event.step, std::span(own).first(worker_.rank == 0 ? own.size() : 6));
+  writer_.scalars(event.step, std::span(own).first(worker_.rank == 0 ? own.size() : 7));
   if (!o.applied)
     writer_.instant("warning", event.step,
                     {{"text", "update skipped: " + o.culprit + " is not finite"}});
   if (tensorboard_)
-    for (const auto& [name, value] : std::span(own).subspan(6))
+    for (const auto& [name, value] : std::span(own).subspan(7))
       tensorboard_->scalar(name, event.step, value);
 }
 

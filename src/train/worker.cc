@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/memory_group.h"
+#include "events/run_folder.h"
 #include "plan/layout.h"
 
 namespace tutti::train {
@@ -84,14 +85,19 @@ std::shared_ptr<collective::Group> open_group(const Worker& worker,
   options.local_size = worker.local_size;
   options.name =
       worker.rendezvous.empty() ? str("tutti-", ::getpid()) : worker.rendezvous + "/world";
-  options.group = "data";
+  options.group = "world";
+  options.timeout = parallel.timeout;
   if (!options.in_memory() && worker.world_size > 1) {
     if (worker.rank == 0)
       options.publish = [&](int port) { write_file(port_file(worker), str(port)); };
     else
       options.port = await_port(worker, options.timeout);
   }
-  return collective::make_group(options);
+  auto group = collective::make_group(options);
+  if (worker.world_size > 1 && !worker.folder.empty())
+    group->record(std::make_shared<comm::FlightRecorder>(
+        events::RunFolder(worker.folder).flight(worker.rank), worker.rank, worker.world_size));
+  return group;
 }
 
 void catch_stop_signals() {

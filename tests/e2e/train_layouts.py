@@ -4,13 +4,7 @@ import json
 import subprocess
 import unittest
 
-from helpers.runs import BIN, RealRuns, children, stored, wait_for
-
-
-def rank_of(pid):
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        words = dict(word.split(b"=", 1) for word in file.read().split(b"\0") if b"=" in word)
-    return int(words.get(b"TUTTI_RANK", -1))
+from helpers.runs import BIN, RealRuns, children, rank_of, stored, wait_for
 
 
 def flip_in_memory(pid, pattern):

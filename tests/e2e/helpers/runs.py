@@ -83,6 +83,12 @@ def children(pid):
         return []
 
 
+def rank_of(pid):
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        words = dict(word.split(b"=", 1) for word in file.read().split(b"\0") if b"=" in word)
+    return int(words.get(b"TUTTI_RANK", -1))
+
+
 def processes_about(folder):
     """Living processes whose command line names the folder or that stand in it."""
     found = []

@@ -1,0 +1,216 @@
+#include "trace/profile.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "trace/window.h"
+
+namespace tutti::trace {
+namespace {
+
+// One call of a group's operation, as its members saw it.
+struct Meeting {
+  std::vector<std::pair<const FlightLog*, const FlightEntry*>> members;
+};
+
+// Seconds that are covered by any of the intervals.
+double covered(std::vector<std::pair<double, double>> intervals) {
+  std::ranges::sort(intervals);
+  double sum = 0, end = -1e300;
+  for (const auto& [from, to] : intervals) {
+    sum += std::max(0.0, to - std::max(from, end));
+    end = std::max(end, to);
+  }
+  return sum;
+}
+
+class Maker {
+ public:
+  Maker(const std::vector<FlightLog>& logs, std::int64_t first, std::int64_t last)
+      : logs_(logs), window_(window_of(logs, first, last)) {}
+
+  Profile run() {
+    profile_.steps = window_.steps();
+    profile_.first = window_.first;
+    if (profile_.steps == 0) return std::move(profile_);
+    for (const FlightLog& log : logs_) add_rank(log);
+    meet();
+    for (const auto& [key, meeting] : meetings_) add_meeting(meeting);
+    finish();
+    return std::move(profile_);
+  }
+
+ private:
+  double steps() const { return static_cast<double>(profile_.steps); }
+
+  void add_rank(const FlightLog& log) {
+    RankCost rank;
+    rank.rank = log.rank;
+    std::vector<std::pair<double, double>> busy;
+    for (const FlightEntry& entry : log.entries) {
+      if (entry.ended == 0 || !window_.holds(log, entry)) continue;
+      const double seconds = (entry.ended - entry.started) / steps();
+      if (!entry.span()) {
+        busy.emplace_back(entry.started, entry.ended);
+        continue;
+      }
+      const std::string name = entry.operation.data();
+      if (name.starts_with("step ")) rank.step += seconds;
+      for (const auto& [span, to] : {std::pair{"data", &rank.data},
+                                     {"forward", &rank.forward},
+                                     {"backward", &rank.backward},
+                                     {"reduce", &rank.reduce},
+                                     {"optimizer", &rank.optimizer}})
+        if (name == span) *to += seconds;
+    }
+    rank.busy = rank.step > 0 ? covered(std::move(busy)) / steps() / rank.step : 0;
+    profile_.ranks.push_back(rank);
+  }
+
+  // Collectives by group and number; messages stand alone.
+  void meet() {
+    for (const FlightLog& log : logs_)
+      for (const FlightEntry& entry : log.entries) {
+        if (entry.span() || entry.ended == 0 || entry.failed || !window_.holds(log, entry))
+          continue;
+        const FlightGroup& group = log.groups[static_cast<std::size_t>(entry.group)];
+        if (entry.message)
+          add_message(log, group, entry);
+        else
+          meetings_[{group.key, entry.sequence}].members.emplace_back(&log, &entry);
+      }
+  }
+
+  OperationCost& cost(const std::string& group, const FlightEntry& entry) {
+    const std::string operation = entry.operation.data();
+    OperationCost& cost = costs_[{group, operation}];
+    cost.group = group, cost.operation = operation;
+    return cost;
+  }
+
+  void add_message(const FlightLog& log, const FlightGroup& group, const FlightEntry& entry) {
+    OperationCost& cost = this->cost(short_name(group.name.data()), entry);
+    cost.calls += 1;
+    cost.bytes += static_cast<double>(entry.bytes);
+    cost.moved += entry.ended - entry.started;
+    members_[{cost.group, cost.operation}].insert(log.rank);
+    if (std::string(entry.operation.data()) != "send") return;
+    const auto to = world_rank(group.key, entry.peer);
+    if (to) profile_.links[{log.rank, *to}] += static_cast<double>(entry.bytes);
+  }
+
+  void add_meeting(const Meeting& meeting) {
+    const auto& members = meeting.members;
+    const FlightLog& log = *members[0].first;
+    const FlightEntry& any = *members[0].second;
+    const FlightGroup& group = log.groups[static_cast<std::size_t>(any.group)];
+    if (static_cast<int>(members.size()) != group.size) return;  // at the window's edge
+    OperationCost& cost = this->cost(short_name(group.name.data()), any);
+    const auto at = [](const auto& member) { return member.second->started + member.first->wall; };
+    const auto last = std::ranges::max_element(members, {}, at);
+    const double begun = at(*last), earliest = at(*std::ranges::min_element(members, {}, at));
+    made_wait_[last->first->rank] += begun - earliest;
+    for (const auto& member : members) {
+      const double ended = member.second->ended + member.first->wall;
+      cost.calls += 1;
+      cost.bytes += static_cast<double>(member.second->bytes);
+      cost.waited += begun - at(member);
+      cost.moved += std::max(0.0, ended - begun);
+      members_[{cost.group, cost.operation}].insert(member.first->rank);
+    }
+    add_links(members, any);
+  }
+
+  // Each pair's share of what a bandwidth-optimal algorithm sends.
+  void add_links(const std::vector<std::pair<const FlightLog*, const FlightEntry*>>& members,
+                 const FlightEntry& any) {
+    const int size = static_cast<int>(members.size());
+    if (size < 2) return;
+    const double each = traffic_factor(any.operation.data(), size) *
+                        static_cast<double>(any.bytes) / static_cast<double>(size - 1);
+    const bool rooted = std::string(any.operation.data()) == "broadcast";
+    for (const auto& from : members)
+      for (const auto& to : members) {
+        const FlightGroup& group = from.first->groups[static_cast<std::size_t>(from.second->group)];
+        if (from.first != to.first && (!rooted || group.rank == any.peer))
+          profile_.links[{from.first->rank, to.first->rank}] +=
+              rooted ? static_cast<double>(any.bytes) : each;
+      }
+  }
+
+  std::optional<int> world_rank(std::uint64_t key, int place) const {
+    for (const FlightLog& log : logs_)
+      for (const FlightGroup& group : log.groups)
+        if (group.key == key && group.rank == place) return log.rank;
+    return std::nullopt;
+  }
+
+  void finish() {
+    for (auto& [key, cost] : costs_) {
+      const double members = std::max(1.0, static_cast<double>(members_[key].size()));
+      const double traffic = cost.bytes * factor(cost);
+      cost.bandwidth = cost.moved > 0 ? traffic / cost.moved : 0;
+      cost.bytes /= static_cast<double>(std::max<std::int64_t>(1, cost.calls));
+      cost.waited /= members * steps();
+      cost.moved /= members * steps();
+      cost.calls = static_cast<std::int64_t>(static_cast<double>(cost.calls) / members);
+      profile_.operations.push_back(cost);
+    }
+    std::ranges::sort(profile_.operations, std::greater(),
+                      [](const OperationCost& cost) { return cost.waited + cost.moved; });
+    for (auto& [link, bytes] : profile_.links) bytes /= steps();
+    for (RankCost& rank : profile_.ranks) rank.made_wait = made_wait_[rank.rank] / steps();
+    name_straggler();
+  }
+
+  // Groups of one kind are as large as each other, but for uneven meshes.
+  double factor(const OperationCost& cost) const {
+    for (const FlightLog& log : logs_)
+      for (const FlightGroup& group : log.groups)
+        if (short_name(group.name.data()) == cost.group)
+          return traffic_factor(cost.operation, group.size);
+    return 1;
+  }
+
+  // One rank that the others wait for, if it is one, and by more than a fiftieth of a step.
+  void name_straggler() {
+    double sum = 0;
+    const RankCost* worst = &profile_.ranks[0];
+    for (const RankCost& rank : profile_.ranks) {
+      sum += rank.made_wait;
+      if (rank.made_wait > worst->made_wait) worst = &rank;
+    }
+    if (profile_.ranks.size() < 2 || worst->made_wait < 0.02 * worst->step ||
+        worst->made_wait < 0.6 * sum)
+      return;
+    profile_.straggler = str("rank ", worst->rank, " comes last: the others wait for it ",
+                             percent_text(worst->made_wait / worst->step), " of a step");
+  }
+
+  const std::vector<FlightLog>& logs_;
+  const Window window_;
+  Profile profile_;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, Meeting> meetings_;
+  std::map<std::pair<std::string, std::string>, OperationCost> costs_;
+  std::map<std::pair<std::string, std::string>, std::set<int>> members_;
+  std::map<int, double> made_wait_;
+};
+
+}  // namespace
+
+double traffic_factor(const std::string& operation, int ranks) {
+  const double share = static_cast<double>(ranks - 1) / ranks;
+  if (operation == "all_reduce" || operation == "tree_all_reduce") return 2 * share;
+  if (operation == "broadcast" || operation == "send" || operation == "recv") return 1;
+  return operation == "barrier" ? 0 : share;
+}
+
+Profile profile_of(const std::vector<FlightLog>& logs, std::int64_t first, std::int64_t last) {
+  return Maker(logs, first, last).run();
+}
+
+}  // namespace tutti::trace
