@@ -115,15 +115,23 @@ int main(int argc, char** argv) {
   p.rules = "wide=tensor class=tensor";
   std::int64_t data = 1;
   for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i], value = word.substr(word.find('=') + 1);
-    if (word.starts_with("rules="))
+    const std::string word = argv[i], name = word.substr(0, word.find('='));
+    const std::string value = word.substr(std::min(word.size(), name.size() + 1));
+    std::int64_t* number = name == "tensor"     ? &p.tensor
+                           : name == "pipeline" ? &p.pipeline
+                           : name == "context"  ? &p.context
+                           : name == "zero"     ? &p.zero
+                           : name == "data"     ? &data
+                                                : nullptr;
+    if (number) {
+      *number = std::atoi(value.c_str());
+    } else if (name == "rules") {
       p.rules = value;
-    else
-      (word.starts_with("tensor=")     ? p.tensor
-       : word.starts_with("pipeline=") ? p.pipeline
-       : word.starts_with("context=")  ? p.context
-       : word.starts_with("zero=")     ? p.zero
-                                       : data) = std::atoi(value.c_str());
+    } else {
+      std::cerr << "usage: " << argv[0] << " [tensor=N] [pipeline=N] [context=N] [zero=N] [data=N] "
+                << "[rules='wide=tensor ...']\n";
+      return exit_config;
+    }
   }
   p.workers = data * p.tensor * p.pipeline * p.context;
   try {

@@ -82,7 +82,7 @@ void add_parity(CLI::App& app, Action& chosen) {
       ->type_name("NAME")
       ->group("");
   verb->footer(
-      example("tutti parity recipes/shakespeare.yaml --set parallel.engine=mesh --set "
+      example("tutti parity recipes/gpt2_tiny.yaml --set parallel.engine=mesh --set "
               "parallel.workers=2 --set parallel.tensor=2"));
   verb->callback([options, &chosen] { chosen = [options]() -> int { return run(*options); }; });
 }

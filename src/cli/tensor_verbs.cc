@@ -42,7 +42,9 @@ void add_worker_verbs(CLI::App& app, Action& chosen) {
 
   CLI::App* generate = add(app, chosen, "generate", "let a run's model write");
   generate->add_option("--prompt", "what to go on from")->type_name("TEXT");
-  generate->add_option("--tokens", "how many to write")->type_name("N")->check(CLI::PositiveNumber);
+  generate->add_option("--tokens", "how many to write")
+      ->type_name("N")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
   generate->add_option("--seed", "same seed, same text")
       ->type_name("S")
       ->check(CLI::NonNegativeNumber);

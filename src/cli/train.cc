@@ -29,7 +29,7 @@ struct Options {
 void add_common(CLI::App* verb, const std::shared_ptr<Options>& options) {
   verb->add_option("--workers", options->workers, "processes; overrides parallel.workers")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{65536}));
   verb->add_option("--set", options->overrides, "a.b=c: overrides a field of the recipe")
       ->type_name("FIELD=VALUE")
       ->expected(1)
@@ -95,9 +95,10 @@ recipe::Recipe read_resumed(const fs::path& file, const Options& options) {
     return read_recipe(file, options, true);
   } catch (const ConfigError& error) {
     if (options.overrides.empty() && options.workers == 0) throw;
-    throw ConfigError(str(error.what(),
-                          "\na resumed run keeps its model, batch and optimizer: "
-                          "change parallel.* alone, or start a new run"));
+    throw ConfigError(
+        str(error.what(),
+            "\na resumed run keeps its model, batch and optimizer: "
+            "change parallel.*, duration or optimizer.state alone, or start a new run"));
   }
 }
 

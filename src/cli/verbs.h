@@ -2,6 +2,7 @@
 // that was typed, `chosen` becomes what main() then runs: it returns the exit code, and may throw.
 #pragma once
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -28,6 +29,13 @@ void add_version(CLI::App& app, Action& chosen);
 inline void add_recipe_options(CLI::App* verb, std::string& file,
                                std::vector<std::string>& overrides) {
   verb->add_option("RECIPE", file, "a YAML file")->required();
+  verb->add_option_function<std::int64_t>(
+          "--workers",
+          [&overrides](std::int64_t workers) {
+            overrides.push_back("parallel.workers=" + std::to_string(workers));
+          },
+          "processes; overrides parallel.workers")
+      ->type_name("N");
   verb->add_option("--set", overrides, "a.b=c: overrides a field")
       ->type_name("FIELD=VALUE")
       ->expected(1)

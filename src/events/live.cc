@@ -60,6 +60,8 @@ std::string fitted(const std::vector<Part>& parts, std::size_t width, bool color
 }
 
 // The share of the run that is done, below 0 if it is not known, and the seconds that are left.
+constexpr double least_done = 3;  // steps that say how long the others take: the first is slow
+
 struct Progress {
   double share = -1, left = -1;
 };
@@ -71,7 +73,7 @@ Progress progress_of(const LiveState& state, double now) {
     const auto rest = static_cast<double>(std::max<std::int64_t>(0, state.total - state.step));
     return {
         std::clamp(static_cast<double>(state.step) / static_cast<double>(state.total), 0.0, 1.0),
-        done >= 1 ? spent / done * rest : -1};
+        done >= least_done ? spent / done * rest : -1};
   }
   if (state.total_seconds <= 0) return {};
   const double used = state.seconds_before + spent;

@@ -19,7 +19,9 @@
 #include "parallel/staged_task.h"
 #include "plan/layout.h"
 #include "recipe/check.h"
+#include "recipe/fields.h"
 #include "recipe/show.h"
+#include "recipe/suggest.h"
 #include "train/recorder.h"
 
 namespace tutti::train {
@@ -101,6 +103,20 @@ std::optional<events::RunFolder> finished_call() {
   return {};
 }
 
+// A program sets fields without the parser's checks.
+std::vector<Violation> out_of_range(const recipe::Recipe& recipe) {
+  std::vector<Violation> found;
+  for (const recipe::Field& field : recipe::fields()) {
+    if (field.kind == recipe::Kind::sources) continue;
+    recipe::Recipe copy = recipe;
+    const std::string value = field.get(recipe);
+    if (!field.set(copy, value))
+      found.push_back(
+          {field.name, "fit()", value, field.rule, recipe::suggest_value(field, value)});
+  }
+  return found;
+}
+
 Result launch_self(int argc, char** argv, const recipe::Recipe& recipe,
                    const events::RunFolder& run, const FitOptions& options) {
   launch::Job job;
@@ -145,6 +161,7 @@ Result fit(int argc, char** argv, const recipe::Recipe& asked, parallel::Task& t
   recipe::resolve(recipe, launch::usable_cores());
   recipe::Recipe checked = recipe;
   checked.data.train = {{"the program's", 1}};
+  if (auto out = out_of_range(checked); !out.empty()) throw ConfigError(out);
   auto wrong = recipe::contradictions(checked, [](const std::string&) { return "fit()"; });
   if (recipe.batch.micro == 0)
     wrong.push_back({"batch.micro", "fit()", "auto", "needs a model that a recipe describes",

@@ -98,6 +98,13 @@ std::string zero_text(const recipe::Recipe& recipe, const plan::Layout& layout) 
                          " replicas of each");
 }
 
+// "ranks 4 to 7": those at this place of the pipeline axis, which is the mesh's slowest.
+std::string stage_ranks(const plan::Layout& layout, int place) {
+  const int each = layout.mesh.world_size() / layout.mesh.size("pipeline");
+  const int first = place * each;
+  return each == 1 ? str("rank ", first) : str("ranks ", first, " to ", first + each - 1);
+}
+
 // Rows of equal parameters of all layers are one.
 std::string parameters_text(const std::vector<Rank>& ranks, const plan::Layout& layout) {
   std::vector<std::string> rows;
@@ -157,11 +164,15 @@ std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab) {
   if (layout.stages.size() > 1) {
     text += str("pipeline: ", layout.schedule.kind, ", layers of its stages");
     for (std::size_t s = 0; s < layout.stages.size(); ++s)
-      text += str(" ", layout.stages[s].end - layout.stages[s].begin, " (rank ",
-                  layout.schedule.rank_of[s], ")");
+      text += str(" ", layout.stages[s].end - layout.stages[s].begin, " (",
+                  stage_ranks(layout, layout.schedule.rank_of[s]), ")");
     text += "\n";
   }
-  text += "\nparameters: global shape, and what rank 0 holds\n" + parameters_text(ranks, layout);
+  text += str("\nparameters: global shape, and what tensor and expert rank 0 has of it",
+              recipe.parallel.zero == 3 ? str("; zero 3 shards that over ", layout.shard, " ranks")
+                                        : "",
+              "\n") +
+          parameters_text(ranks, layout);
   const std::string boundaries = boundaries_text(ranks);
   text +=
       boundaries.empty()

@@ -32,6 +32,19 @@ std::string cost_note(const Twin& twin, int ranks, std::int64_t steps, bool wide
              "; a model with fewer layers shows the same");
 }
 
+// ConfigError if the layout has no part in which the fault is.
+void require_reached(const std::string& name, const std::vector<SubLayout>& singles) {
+  for (const Fault& one : faults) {
+    if (one.name != name) continue;
+    const std::string axis(one.axis);
+    for (const SubLayout& sub : singles)
+      for (const std::string& has : sub.axes)
+        if (has == axis || contains_axis(has, axis)) return;
+    throw ConfigError({{"--with-fault", "", name, "does nothing in a layout without " + axis,
+                        "docs/parity.md tells where each fault is"}});
+  }
+}
+
 }  // namespace
 
 struct Parity::One {
@@ -109,8 +122,11 @@ ParityReport Parity::check(const recipe::Parallel& layout, const std::string& fa
     report.runs.push_back(one_->run(sub));
     if (one_->options.on_run) one_->options.on_run(report.runs.back());
   };
+  const std::vector<SubLayout> singles = single_layouts(recipe, report.notes);
+  require_reached(report.options.fault, singles);
+  if (layout.workers == 1) report.notes.push_back("nothing is spread: set parallel.*");
   add({"the layout", {}, layout});
-  for (const SubLayout& sub : single_layouts(recipe, report.notes)) {
+  for (const SubLayout& sub : singles) {
     if (describe_layout(sub.parallel) == report.runs[0].layout)
       report.runs[0].axes = sub.axes;  // it is all of the layout
     else

@@ -80,9 +80,9 @@ std::string advice(const ParityRun& run, const AxisWords& words) {
   if (of(run, Quantity::count))
     return "targets are counted wrongly: they must be summed over all ranks and micro-batches";
   if (forward) return words.forward;
-  if (of(run, Quantity::gradient)) return str("the loss agrees: ", words.gradient);
-  if (of(run, Quantity::norm)) return str("loss and gradients agree: ", words.norm);
-  return str("loss, gradients and norm agree: ", words.update);
+  if (of(run, Quantity::gradient)) return str("its loss agrees: ", words.gradient);
+  if (of(run, Quantity::norm)) return str("its loss and gradients agree: ", words.norm);
+  return str("its loss, gradients and norm agree: ", words.update);
 }
 
 // Of each quantity the worst, those that are nearer the cause first.

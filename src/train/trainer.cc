@@ -257,6 +257,8 @@ void Trainer::after(const parallel::StepOutcome& outcome, double seconds) {
   event.tokens_per_second = outcome.count / seconds;
   const double flops = task_.flops_per_sample() / static_cast<double>(train_.targets_per_sample());
   if (peak_ > 0) {
+    peak_ =
+        std::max(peak_, event.tokens_per_second * flops);  // the core was busy when it was measured
     event.mfu = event.tokens_per_second * flops / peak_;
     result_.mfu = result_.tokens_per_second * flops / peak_;
   }

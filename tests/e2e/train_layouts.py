@@ -95,6 +95,25 @@ class Layouts(RealRuns):
         with open(self.checkpoint("run", self.newest("run"), entry["file"]), "rb") as file:
             self.assertIn(pattern, file.read(), "the damaged weight went into a checkpoint")
 
+    def test_a_programs_mistakes(self):
+        for words, wanted in ((["data=0"], "parallel.workers = 0: must be a whole number from 1"),
+                              (["tensor=x"], "parallel.tensor = 0"), (["tensr=2"], "usage:")):
+            got = subprocess.run([f"{BIN}/example_spread_net", *words], cwd=self.folder,
+                                 capture_output=True, text=True, timeout=60)
+            self.assertEqual((got.returncode, wanted in got.stderr), (2, True), got)
+
+    def test_a_bug_that_the_layout_has_no_place_for(self):
+        got = self.tutti("parity", "tiny.yaml", *self.sets(*self.NEAR["tensor"]), "--with-fault",
+                         "stale-gather", code=2)
+        self.assertIn("--with-fault = stale-gather: does nothing in a layout without zero", got.stderr)
+        self.assertIn("nothing is spread", self.tutti("parity", "tiny.yaml").stdout)
+
+    def test_workers_of_every_verb_that_reads_a_recipe(self):
+        for verb in (["recipe", "check"], ["layout", "show"], ["parity"]):
+            self.tutti(*verb, "tiny.yaml", "--workers", "2")
+            self.assertIn("parallel.workers = 0", self.tutti(*verb, "tiny.yaml", "--workers", "0",
+                                                             code=2).stderr)
+
     def test_a_programs_own_model(self):
         """examples/spread_net.cc: the same losses in every layout, and what it cannot be is refused."""
         def run(*words, code=0):
