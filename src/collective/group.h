@@ -80,7 +80,7 @@ class Group {
   // this rank among them. All ranks call it in the same order, each with its own list; ranks with
   // other lists make other groups at the same time. A list of one makes a group that only copies.
   // WorldError when a member's list differs or does not come. Only of groups of make_group() and
-  // make_thread_groups().
+  // make_thread_groups(), and of subgroups.
   std::shared_ptr<Group> subgroup(const std::vector<int>& members, const std::string& name);
 
   // Communicator::tree_all_reduce on tensors of one dtype and size. `plan` must outlive the work.
@@ -175,6 +175,8 @@ class Group {
 
   Meet meet_;
   std::shared_ptr<Taps> taps_ = std::make_shared<Taps>();
+  std::string path_;        // what tells its subgroups from those of others
+  std::vector<int> ranks_;  // its members in the first group of all; empty: this is it
   std::uint64_t key_ = 0;   // alike on the members; of the group in records
   int recorded_ = -1;       // the group's number in the recorder
   std::mutex asked_mutex_;  // of the numbers, and of the order in which threads get operations

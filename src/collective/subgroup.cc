@@ -79,10 +79,13 @@ std::shared_ptr<Group> Group::subgroup(const std::vector<int>& members, const st
   TUTTI_ASSERT(meet_, "group '", this->name(), "' makes no subgroups");
   const auto me = std::ranges::find(members, rank());
   TUTTI_ASSERT(me != members.end(), "rank ", rank(), " is not in the subgroup it asks for");
-  const std::string label = label_of(name, members);
+  std::vector<int> ranks;  // of the group that all others were made of
+  for (const int member : members)
+    ranks.push_back(ranks_.empty() ? member : ranks_.at(static_cast<std::size_t>(member)));
+  const std::string label = label_of(name, ranks);
   std::string list;
   for (const int member : members) list += str(member, " ");
-  const std::string key = str(++subgroups_made_, "/", name, "/", list);
+  const std::string key = str(path_, ++subgroups_made_, "/", name, "/", list);
   const std::vector<std::int64_t> mine{static_cast<std::int64_t>(hash64(key)), host_id()};
   const at::Tensor all = all_gather(at::tensor(mine, at::kLong));
   bool one_host = true;
@@ -99,9 +102,12 @@ std::shared_ptr<Group> Group::subgroup(const std::vector<int>& members, const st
                         one_host, label, key};
   auto group = std::make_shared<Group>(
       meeting.size == 1 ? std::move(comm::make_thread_group(1, {.group = label})[0])
-                        : meet_(meeting));
+                        : meet_(meeting),
+      meet_);
+  group->ranks_ = std::move(ranks);
+  group->path_ = key + "/";
   group->taps_ = taps_;
-  group->key_ = hash64(str(key_, "/", key));
+  group->key_ = hash64(key);
   if (recorded_ >= 0) group->record(taps_->recorder);
   const std::lock_guard lock(mutex_);
   subgroups_.push_back(group);

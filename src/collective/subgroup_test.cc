@@ -210,6 +210,24 @@ TEST_CASE("Subgroups: real processes; a killed one is named by its group only") 
       texts[3]);
 }
 
+TEST_CASE("Groups: subgroups of subgroups, alike in all but their ranks") {
+  for (const char* transport : {"threads", "shm", "gloo"})
+    CHECK(on_groups(transport, 4, [&](Group& group) {
+            const int rank = group.rank();
+            const bool low = rank < 2;
+            const auto half = group.subgroup(low ? std::vector{0, 1} : std::vector{2, 3}, "half");
+            const auto whole = half->subgroup({0, 1}, "data");
+            const auto crossed =
+                group.subgroup(low ? std::vector{0, 1} : std::vector{2, 3}, "data");
+            require(whole->name() == (low ? "data (ranks 0, 1)" : "data (ranks 2, 3)"), "its name");
+            for (const auto& one : {whole, crossed}) {
+              const at::Tensor sum = at::full({1}, rank, at::kInt);
+              one->all_reduce(sum);
+              require(sum.item<int>() == (low ? 1 : 5), "its sum");
+            }
+          }) == "");
+}
+
 TEST_CASE("Groups: uneven parts of tensors, in and out of place") {
   const auto plan = comm::plan_reduction(comm::even_ranges(3, 2));
   const at::Tensor leaves = at::rand({3, 5001});

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "parallel/islands.h"
 #include "parallel/mesh_engine.h"
 #include "plan/layout.h"
 #include "recipe/fields.h"
@@ -44,7 +45,10 @@ void require_engine(const recipe::Recipe& recipe) {
 std::unique_ptr<Engine> make_engine(const recipe::Recipe& recipe, Task& task,
                                     std::shared_ptr<collective::Group> world) {
   require_engine(recipe);
-  return factories().at(recipe.parallel.engine)(recipe, task, std::move(world));
+  const EngineFactory& make = factories().at(recipe.parallel.engine);
+  if (recipe.parallel.local_steps > 0)
+    return std::make_unique<Islands>(recipe, task, make, std::move(world));
+  return make(recipe, task, std::move(world));
 }
 
 }  // namespace tutti::parallel

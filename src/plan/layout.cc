@@ -53,6 +53,16 @@ std::vector<std::int64_t> even_cut(std::int64_t layers, std::int64_t stages) {
   return counts;
 }
 
+Recipe island_of(const Recipe& recipe) {
+  Recipe island = recipe;
+  const std::int64_t islands = recipe.parallel.islands;
+  if (islands > 1 && recipe.parallel.workers % islands == 0) island.parallel.workers /= islands;
+  if (islands > 1 && recipe.batch.global % islands == 0) island.batch.global /= islands;
+  island.parallel.islands = 1;
+  island.parallel.local_steps = 0;
+  return island;
+}
+
 std::vector<Violation> layout_violations(const Recipe& recipe, const recipe::Where& where,
                                          const std::set<std::string>& bad) {
   if (recipe.batch.micro > 0) return told(findings(recipe), recipe, where, bad, false);
@@ -63,10 +73,11 @@ std::vector<Violation> layout_violations(const Recipe& recipe, const recipe::Whe
   return told(found, of_one, where, bad, false);
 }
 
-Layout make_layout(const Recipe& recipe) {
+Layout make_layout(const Recipe& asked) {
+  const Recipe recipe = island_of(asked);
   TUTTI_ASSERT(recipe.batch.micro > 0, "batch.micro: auto has not been chosen yet");
-  const auto found = findings(recipe);
-  if (!found.empty()) throw ConfigError(told(found, recipe, {}, {}, true));
+  const auto found = findings(asked);
+  if (!found.empty()) throw ConfigError(told(found, asked, {}, {}, true));
   const recipe::Parallel& p = recipe.parallel;
   TUTTI_ASSERT(recipe.model.from.empty() || p.pipeline == 1,
                "the layers of model.from are not known");

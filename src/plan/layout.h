@@ -42,9 +42,13 @@ struct Layout {
   int data_rank(int rank) const;
 };
 
-// ConfigError with every violation at once. A size of 0 in the model follows from the others
-// (recipe.h). With model.from its sizes are not known here: put the folder's model in its place
-// first, if the layout has a pipeline.
+// The recipe by which one of parallel.islands trains between means: its share of workers and batch.
+// Without islands the recipe itself.
+recipe::Recipe island_of(const recipe::Recipe& recipe);
+
+// Of one island, if there are some. ConfigError with every violation at once. A size of 0 in the
+// model follows from the others (recipe.h). With model.from its sizes are not known here: put the
+// folder's model in its place first, if the layout has a pipeline.
 Layout make_layout(const recipe::Recipe& recipe);
 
 // What forbids the layout, or is asked for in vain, each with the nearest values that make no new

@@ -410,6 +410,43 @@ void check_experts(Judge& j) {
 
 }  // namespace
 
+namespace {
+
+// Of the whole recipe; the judge sees one island's.
+void check_islands(const Recipe& r, Judge& j) {
+  const Parallel& p = r.parallel;
+  if (p.islands > 1 && p.local_steps == 0)
+    j.refuse({"islands",
+              {"parallel.islands", "parallel.local_steps"},
+              str(p.islands),
+              "needs parallel.local_steps above 0",
+              {{"parallel.islands", {"1"}}, {"parallel.local_steps", {"50"}}},
+              "set parallel.local_steps"});
+  if (p.workers % p.islands != 0)
+    j.refuse({"islands workers",
+              {"parallel.islands", "parallel.workers"},
+              str(p.islands),
+              str("must divide parallel.workers = ", p.workers),
+              {{"parallel.islands"}, {"parallel.workers"}},
+              "let it divide the workers"});
+  if (p.islands > 1 && r.batch.micro > 0 && r.batch.global % (p.islands * r.batch.micro) != 0)
+    j.refuse({"islands batch",
+              {"parallel.islands", "batch.global", "batch.micro"},
+              str(p.islands),
+              str("must divide the ", r.batch.global / r.batch.micro, " micro-batches of a step"),
+              {{"parallel.islands"}, {"batch.global"}, {"batch.micro"}},
+              "let it divide batch.global / batch.micro"});
+  if (p.local_steps > 0 && r.precision == "fp16")
+    j.refuse({"islands fp16",
+              {"precision", "parallel.local_steps"},
+              "fp16",
+              "skips steps, which islands would not do alike",
+              {{"precision", {"bf16", "fp32"}}},
+              "use bf16"});
+}
+
+}  // namespace
+
 Sizes::Sizes(const Recipe& recipe) {
   const recipe::Model& m = recipe.model;
   layers_known = m.from.empty();
@@ -434,7 +471,9 @@ std::vector<std::int64_t> layers_of_cut(const std::string& cut) {
 }
 
 std::vector<Finding> findings(const Recipe& recipe) {
-  Judge judge(recipe);
+  const Recipe island = island_of(recipe);
+  Judge judge(island);
+  check_islands(recipe, judge);
   for (auto check : {check_engine, check_product, check_transport, check_batch, check_shard,
                      check_tensor, check_context, check_pipeline, check_experts})
     check(judge);

@@ -102,7 +102,7 @@ MicroBatch choose_micro_batch(const Recipe& recipe) {
   MicroBatch found;
   found.samples = chosen.batch.micro;
   const Layout layout = make_layout(chosen);
-  for (int rank = 0; rank < recipe.parallel.workers; ++rank)
+  for (int rank = 0; rank < layout.mesh.world_size(); ++rank)
     found.bytes = std::max(found.bytes, memory_of(chosen, layout, rank).total());
   found.why = why(chosen, found.bytes, larger);
   return found;

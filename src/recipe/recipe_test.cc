@@ -66,7 +66,8 @@ constexpr const char* frozen =
     "data.sequence data.order data.document_mask data.text_field batch.global batch.micro "
     "optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps "
     "optimizer.weight_decay optimizer.momentum optimizer.nesterov optimizer.matrix_lr "
-    "optimizer.clip optimizer.state schedule.kind schedule.warmup schedule.decay "
+    "optimizer.clip optimizer.state optimizer.outer_lr optimizer.outer_momentum schedule.kind "
+    "schedule.warmup schedule.decay "
     "schedule.min_ratio "
     "parallel.workers parallel.engine parallel.threads parallel.transport parallel.bucket_bytes "
     "parallel.overlap parallel.zero parallel.shard parallel.prefetch "
@@ -74,7 +75,8 @@ constexpr const char* frozen =
     "parallel.tensor_chunks parallel.context "
     "parallel.context_kind parallel.ulysses parallel.pipeline parallel.pipeline_schedule "
     "parallel.pipeline_chunks parallel.pipeline_cut parallel.expert parallel.expert_tensor "
-    "parallel.rules parallel.watch_divergence checkpoint.every checkpoint.keep_last "
+    "parallel.rules parallel.watch_divergence parallel.islands parallel.local_steps "
+    "parallel.timeout checkpoint.every checkpoint.keep_last "
     "checkpoint.keep_every "
     "checkpoint.asynchronous evaluation.every evaluation.batches logging.every "
     "logging.tensorboard logging.report logging.sample_prompt logging.sample_tokens";
@@ -278,6 +280,7 @@ TEST_CASE("options without effect are said, and only where they were set") {
         "tensor and parallel.expert");
   check("parallel: {engine: sharded, zero: 2}\n", "parallel.zero", "one data rank");
   check("parallel: {engine: mesh, zero: 2, workers: 2, tensor: 2}\n", "parallel.zero", "one data");
+  check("optimizer: {outer_lr: 1}\n", "optimizer.outer_lr", "local_steps is 0");
   check("recompute: 5\n", "recompute", "above model.layers = 4");
   CHECK(read("recompute: 4\n").notes.empty());
   check("parallel: {context_kind: ulysses}\n", "parallel.context_kind", "context is 1");

@@ -154,12 +154,16 @@ std::string calls_text(const std::vector<Rank>& ranks) {
 }  // namespace
 
 std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab) {
-  recipe::Recipe recipe = asked;
+  recipe::Recipe recipe = plan::island_of(asked);
   recipe.model = make_language_model(recipe, vocab)->config();
   recipe.model.from.clear();
   const plan::Layout layout = plan::make_layout(recipe);
   const std::vector<Rank> ranks = run_ranks(recipe, layout);
-  std::string text = str(layout.mesh.describe(), "\ndata: ", zero_text(recipe, layout), "\n");
+  std::string text;
+  if (asked.parallel.islands > 1)
+    text = str("each of ", asked.parallel.islands, " islands, whose weights cross once in ",
+               asked.parallel.local_steps, " steps:\n");
+  text += str(layout.mesh.describe(), "\ndata: ", zero_text(recipe, layout), "\n");
   if (layout.folds_experts()) text += str("experts: ", layout.experts.describe(), "\n");
   if (layout.stages.size() > 1) {
     text += str("pipeline: ", layout.schedule.kind, ", layers of its stages");

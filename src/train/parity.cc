@@ -59,6 +59,11 @@ struct Parity::One {
 Parity::Parity(ParitySubject subject, const ParityOptions& options)
     : one_(std::make_unique<One>(std::move(subject), options)) {
   recipe::Recipe& recipe = one_->subject.recipe;
+  if (recipe.parallel.local_steps > 0)
+    throw ConfigError({{"parallel.local_steps", "", str(recipe.parallel.local_steps),
+                        "trains another model than one device, by intent",
+                        "0 looks at the layout of an island: --set parallel.local_steps=0 --set "
+                        "parallel.islands=1"}});
   one_->asked = std::exchange(recipe.precision, "fp32");  // fp64: the parameters' own type
   one_->twin = run_twin(one_->subject, one_->options);
 }

@@ -51,7 +51,7 @@ void tell_recompute(const recipe::Recipe& sized, const nn::LanguageModel& model)
   }
   const plan::Layout layout = plan::make_layout(sized);
   double most = 0;
-  for (int rank = 0; rank < sized.parallel.workers; ++rank)
+  for (int rank = 0; rank < layout.mesh.world_size(); ++rank)
     most = std::max(most, plan::memory_of(sized, layout, rank).total());
   log_info(str("recompute: auto: of ", sized.model.layers, " layers ", full, " whole and ",
                selective, " selectively; about ", std::llround(most),

@@ -58,8 +58,11 @@ Trainer::Trainer(const recipe::Recipe& recipe, const Worker& worker, parallel::E
 }
 
 std::int64_t Trainer::steps(const recipe::Duration& duration) const {
-  return recipe::steps_of(duration, train_.epoch_size(), recipe_.batch.global,
-                          train_.targets_per_sample());
+  const std::int64_t steps = recipe::steps_of(duration, train_.epoch_size(), recipe_.batch.global,
+                                              train_.targets_per_sample());
+  // What is not whole between means of islands waits for the next one.
+  const std::int64_t period = std::max<std::int64_t>(1, recipe_.parallel.local_steps);
+  return (steps + period - 1) / period * period;
 }
 
 bool Trainer::due(const recipe::Duration& every) const {
@@ -115,7 +118,11 @@ void Trainer::resume() {
 }
 
 double Trainer::learning_rate() const {
-  optim::Lengths lengths{total_, steps(recipe_.schedule.warmup), steps(recipe_.schedule.decay)};
+  const auto exactly = [&](const recipe::Duration& duration) {
+    return recipe::steps_of(duration, train_.epoch_size(), recipe_.batch.global,
+                            train_.targets_per_sample());
+  };
+  optim::Lengths lengths{total_, exactly(recipe_.schedule.warmup), exactly(recipe_.schedule.decay)};
   if (total_ > 0) {
     if (lengths.decay == 0) lengths.decay = std::max<std::int64_t>(1, total_ / 5);
     return optim::learning_rate(recipe_.schedule, recipe_.optimizer.lr, step_, lengths);
@@ -264,7 +271,8 @@ void Trainer::after(const parallel::StepOutcome& outcome, double seconds) {
   }
   if (due(recipe_.evaluation.every)) evaluate(event);
   for (const auto& callback : callbacks_) callback->on_step(event);
-  if (watch_ && step_ % recipe_.parallel.watch_divergence == 0) refuse_divergence();
+  const auto watched = static_cast<double>(recipe_.parallel.watch_divergence);
+  if (watch_ && due({watched, recipe::Duration::Unit::steps})) refuse_divergence();
   if (due(recipe_.checkpoint.every)) save();
 }
 

@@ -95,6 +95,23 @@ class Layouts(RealRuns):
         with open(self.checkpoint("run", self.newest("run"), entry["file"]), "rb") as file:
             self.assertIn(pattern, file.read(), "the damaged weight went into a checkpoint")
 
+    def test_islands(self):
+        """Two islands of two workers: what is resumed is what went on, and is used like any run."""
+        islands = ["schedule.kind=constant", "parallel.workers=4", "parallel.islands=2",
+                   "parallel.local_steps=2", "checkpoint.every=2 steps", "batch.global=16"]
+        self.train("whole", *islands)
+        self.train("cut", *islands, "duration=3 steps")  # waits for the mean after step 4
+        self.assertEqual(self.newest("cut"), 4)
+        self.resume("cut", "duration=8 steps")
+        self.assert_same_bits("whole", "cut")
+        self.tutti("eval", "whole")
+        self.tutti("generate", "whole", "--tokens", "3", "--temperature", "0", text=False)
+        self.tutti("export", "whole", "--to", "hf")
+        self.assertLess(self.scalar("whole", "loss")[-1], self.scalar("whole", "loss")[0])
+        self.assertIn("each of 2 islands", self.tutti("layout", "show", "tiny.yaml", *self.sets(*islands)).stdout)
+        self.assertIn("parallel.local_steps = 2: trains another model",
+                      self.tutti("parity", "tiny.yaml", *self.sets(*islands), code=2).stderr)
+
     def test_a_programs_mistakes(self):
         for words, wanted in ((["data=0"], "parallel.workers = 0: must be a whole number from 1"),
                               (["tensor=x"], "parallel.tensor = 0"), (["tensr=2"], "usage:")):
