@@ -179,6 +179,43 @@ std::shared_ptr<Work> Group::all_to_all_v_async(at::Tensor in, at::Tensor out, C
   });
 }
 
+std::shared_ptr<Work> Group::reduce_async(at::Tensor in, at::Tensor out, int root,
+                                          comm::Reduce reduce) {
+  check(in);
+  if (rank() == root) {
+    check(out);
+    TUTTI_ASSERT(out.numel() == in.numel() && out.scalar_type() == in.scalar_type());
+  }
+  const DType type = to_dtype(in.scalar_type());
+  tell("reduce", in.nbytes());
+  return start(*threads_, [=](comm::Communicator& c) {
+    c.reduce(in.const_data_ptr(), out.defined() ? out.data_ptr() : nullptr, count_of(in), type,
+             reduce, root);
+  });
+}
+
+std::shared_ptr<Work> Group::gather_v_async(at::Tensor in, at::Tensor out, Counts counts,
+                                            int root) {
+  if (rank() == root) check(out), check_parts(out, counts);
+  check_part(in, rank() == root ? out : in, counts, rank());
+  const DType type = to_dtype(in.scalar_type());
+  tell("gather_v", static_cast<std::size_t>(sum_of(counts)) * in.element_size());
+  return start(*threads_, [=, parts = checked(counts, size())](comm::Communicator& c) {
+    c.gather_v(in.const_data_ptr(), out.defined() ? out.data_ptr() : nullptr, parts, type, root);
+  });
+}
+
+std::shared_ptr<Work> Group::scatter_v_async(at::Tensor in, at::Tensor out, Counts counts,
+                                             int root) {
+  if (rank() == root) check(in), check_parts(in, counts);
+  check_part(out, rank() == root ? in : out, counts, rank());
+  const DType type = to_dtype(out.scalar_type());
+  tell("scatter_v", static_cast<std::size_t>(sum_of(counts)) * out.element_size());
+  return start(*threads_, [=, parts = checked(counts, size())](comm::Communicator& c) {
+    c.scatter_v(in.defined() ? in.const_data_ptr() : nullptr, out.data_ptr(), parts, type, root);
+  });
+}
+
 std::shared_ptr<Work> Group::send_async(at::Tensor data, int to) {
   check(data);
   tell("send", data.nbytes());
@@ -241,6 +278,18 @@ void Group::all_gather_v(at::Tensor in, at::Tensor out, Counts counts) {
 
 void Group::all_to_all_v(at::Tensor in, at::Tensor out, Counts send, Counts recv) {
   all_to_all_v_async(std::move(in), std::move(out), std::move(send), std::move(recv))->wait();
+}
+
+void Group::reduce(at::Tensor in, at::Tensor out, int root, comm::Reduce reduce) {
+  reduce_async(std::move(in), std::move(out), root, reduce)->wait();
+}
+
+void Group::gather_v(at::Tensor in, at::Tensor out, Counts counts, int root) {
+  gather_v_async(std::move(in), std::move(out), std::move(counts), root)->wait();
+}
+
+void Group::scatter_v(at::Tensor in, at::Tensor out, Counts counts, int root) {
+  scatter_v_async(std::move(in), std::move(out), std::move(counts), root)->wait();
 }
 
 void Group::send(at::Tensor data, int to) { send_async(std::move(data), to)->wait(); }

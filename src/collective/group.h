@@ -92,6 +92,14 @@ class Group {
   std::shared_ptr<Work> all_gather_v_async(at::Tensor in, at::Tensor out, Counts counts);
   // send[r] elements to rank r and recv[r] from it, both in rank order.
   std::shared_ptr<Work> all_to_all_v_async(at::Tensor in, at::Tensor out, Counts send, Counts recv);
+  // The reduction of all ranks' `in` into `out` of rank `root`, which may be its `in`; the others'
+  // `out` is not used and may be undefined.
+  std::shared_ptr<Work> reduce_async(at::Tensor in, at::Tensor out, int root,
+                                     comm::Reduce reduce = comm::Reduce::sum);
+  // counts[r] elements of rank r into `out` of rank `root`; the others' `out` may be undefined.
+  std::shared_ptr<Work> gather_v_async(at::Tensor in, at::Tensor out, Counts counts, int root);
+  // Part r of `in` of rank `root` into `out` of rank r; the others' `in` may be undefined.
+  std::shared_ptr<Work> scatter_v_async(at::Tensor in, at::Tensor out, Counts counts, int root);
   // A message of the tensor's bytes; the receiver's must be as many. The send of up to 128 KiB ends
   // without its receive when none before it is outstanding.
   std::shared_ptr<Work> send_async(at::Tensor data, int to);
@@ -108,6 +116,9 @@ class Group {
                         comm::Reduce reduce = comm::Reduce::sum);
   void all_gather_v(at::Tensor in, at::Tensor out, Counts counts);
   void all_to_all_v(at::Tensor in, at::Tensor out, Counts send, Counts recv);
+  void reduce(at::Tensor in, at::Tensor out, int root, comm::Reduce reduce = comm::Reduce::sum);
+  void gather_v(at::Tensor in, at::Tensor out, Counts counts, int root);
+  void scatter_v(at::Tensor in, at::Tensor out, Counts counts, int root);
   void send(at::Tensor data, int to);
   void recv(at::Tensor data, int from);
   // [size, ...]: every rank's `data`, equal shapes.
