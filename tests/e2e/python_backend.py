@@ -1,11 +1,11 @@
 """Plain PyTorch over the backend "tutti": every operation beside gloo's, DDP and FSDP2, subgroups,
 peers that die. helpers/backend_ranks.py is what the ranks do."""
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 from helpers.runs import BIN, ROOT
@@ -59,16 +59,15 @@ class Backend(unittest.TestCase):
     def test_a_killed_peer_is_named(self):
         for case, operation in (("killed_in_ddp", "all_reduce #"), ("killed_in_recv", "recv from")):
             with self.subTest(case):
-                began = time.monotonic()
-                (code, text), (killed, _) = self.ranks(case, 2, limit=60)
-                self.assertLess(time.monotonic() - began, 60)
+                (code, text), (killed, _) = self.ranks(case, 2)
+                self.assertLess(float(re.search("waited (.*) s", text)[1]), 20)
                 self.assertEqual(killed, -signal.SIGKILL)
                 self.assertNotEqual(code, 0)
                 self.assertRegex(text, r"rank 1 \(process \d+\) has ended")
                 self.assertIn(operation, text)
 
     def test_a_late_peer_is_named(self):
-        code, text = self.ranks("late", 2, limit=60)[0]
+        code, text = self.ranks("late", 2)[0]
         self.assertNotEqual(code, 0)
         self.assertRegex(text, r"all_reduce #.*rank 1 did not come within 2 s")
 

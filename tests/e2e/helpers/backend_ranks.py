@@ -2,6 +2,7 @@
 
     python backend_ranks.py CASE RANK SIZE STORE
 """
+import contextlib
 import datetime
 import os
 import signal
@@ -297,19 +298,28 @@ def overlap(rank, size):
     assert len(futures) > 1 and len(seen) == 2 and all(each and each[0] for each in seen), seen
 
 
+@contextlib.contextmanager
+def wait_after_kill(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        print(f"waited {time.monotonic() - began:.1f} s")
+
+
 def killed_in_ddp(rank, size):
     model = DistributedDataParallel(network())
     steps(model, rank, 2)
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    steps(model, rank)
+    with wait_after_kill(rank):
+        steps(model, rank)
 
 
 def killed_in_recv(rank, size):
     dist.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.recv(torch.empty(3), 1)
+    with wait_after_kill(rank):
+        dist.recv(torch.empty(3), 1)
 
 
 def late(rank, size):
