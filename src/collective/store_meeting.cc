@@ -74,6 +74,8 @@ std::unique_ptr<comm::Communicator> join_by_store(c10d::Store& store, const Stor
   options.group = meeting.group;
   options.timeout = meeting.timeout;
   options.shared_bytes = 1 << 20;  // c10d's tensors lie elsewhere
+  // Few meetings a bucket: each waits for a rank's thread to get a core from its own backward pass.
+  options.chunk_bytes = 4 << 20;
   std::string name;
   try {
     check_hosts(store, meeting);
