@@ -172,11 +172,6 @@ void run(std::span<const int> steps, std::span<const std::byte* const> sources,
   }
 }
 
-Reduce of_truths(Reduce reduce) {
-  if (reduce == Reduce::sum) return Reduce::max;
-  return reduce == Reduce::product ? Reduce::min : reduce;
-}
-
 }  // namespace
 
 const char* name_of(Reduce reduce) {
@@ -214,8 +209,9 @@ void reduce_elements(std::span<const int> steps, std::span<const std::byte* cons
       return run<std::int8_t>(steps, sources, outputs, count, reduce);
     case DType::u8:
       return run<std::uint8_t>(steps, sources, outputs, count, reduce);
-    case DType::boolean:
-      return run<std::uint8_t>(steps, sources, outputs, count, of_truths(reduce));
+    case DType::boolean:  // a sum of truths is "or", a product "and"
+      return run<std::uint8_t>(steps, sources, outputs, count,
+                               reduce == Reduce::sum ? Reduce::max : reduce);
   }
   TUTTI_ASSERT(false, "dtype");
 }
