@@ -9,7 +9,8 @@ import pathlib
 import sys
 
 FILE_LIMIT = 500
-FOLDERS = ("src", "testing", "tests", "tools", "bench", "examples", "fuzz", "cmake")
+FOLDERS = ("src", "testing", "tests", "tools", "bench", "examples", "fuzz", "cmake",
+           "python")
 KINDS = (".cc", ".h", ".py", ".sh", ".cmake")
 
 

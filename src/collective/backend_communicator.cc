@@ -139,11 +139,11 @@ void BackendCommunicator::broadcast(void* data, std::size_t count, DType type, i
 void BackendCommunicator::all_gather_v(const void* in, void* out,
                                        std::span<const std::size_t> counts, DType type) {
   TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
-  gather({"all_gather", type, sum_of(counts), ++sequence_}, in, out, counts);
+  gather_to_all({"all_gather", type, sum_of(counts), ++sequence_}, in, out, counts);
 }
 
-void BackendCommunicator::gather(const Name& name, const void* in, void* out,
-                                 std::span<const std::size_t> counts) {
+void BackendCommunicator::gather_to_all(const Name& name, const void* in, void* out,
+                                        std::span<const std::size_t> counts) {
   const std::size_t element = size_of(name.type), longest = std::ranges::max(counts);
   if (longest == 0) return run(name, [&] { return backend_->barrier({}); });
   const bool equal = std::ranges::min(counts) == longest;
@@ -185,6 +185,7 @@ void BackendCommunicator::all_to_all_v(const void* in, std::span<const std::size
 void BackendCommunicator::reduce_scatter_v(const void* in, void* out,
                                            std::span<const std::size_t> counts, DType type,
                                            comm::Reduce reduce) {
+  comm::check_reduction(type, reduce);
   reduce_scatter({"reduce_scatter", type, sum_of(counts), ++sequence_}, {&in, 1}, out, counts,
                  reduce, ranks_plan_);
 }
@@ -224,6 +225,7 @@ void BackendCommunicator::reduce_scatter(const Name& name, std::span<const void*
 
 void BackendCommunicator::all_reduce(void* data, std::size_t count, DType type,
                                      comm::Reduce reduce) {
+  comm::check_reduction(type, reduce);
   const void* const node = data;
   reduce_to_all({"all_reduce", type, count, ++sequence_}, {&node, 1}, data, reduce, ranks_plan_);
 }
@@ -242,7 +244,36 @@ void BackendCommunicator::reduce_to_all(const Name& name, std::span<const void* 
   const std::size_t begin = sum_of(std::span(counts).first(n(rank())));
   std::byte* const own = static_cast<std::byte*>(out) + begin * size_of(name.type);
   reduce_scatter(name, nodes, own, counts, reduce, plan);
-  gather(name, own, out, counts);
+  gather_to_all(name, own, out, counts);
+}
+
+// The root's part of a reduction is all of it.
+void BackendCommunicator::reduce(const void* in, void* out, std::size_t count, DType type,
+                                 comm::Reduce reduce, int root) {
+  comm::check_reduction(type, reduce);
+  std::vector<std::size_t> counts(n(size()));
+  counts[n(root)] = count;
+  reduce_scatter({"reduce", type, count, ++sequence_}, {&in, 1}, out, counts, reduce, ranks_plan_);
+}
+
+void BackendCommunicator::gather_v(const void* in, void* out, std::span<const std::size_t> counts,
+                                   DType type, int root) {
+  TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
+  const auto bytes = [&](int r) { return static_cast<std::int64_t>(counts[n(r)] * size_of(type)); };
+  Sizes send(n(size())), receive(n(size()));
+  send[n(root)] = bytes(rank());
+  for (int r = 0; rank() == root && r < size(); ++r) receive[n(r)] = bytes(r);
+  exchange({"gather", type, sum_of(counts), ++sequence_}, in, send, out, receive);
+}
+
+void BackendCommunicator::scatter_v(const void* in, void* out, std::span<const std::size_t> counts,
+                                    DType type, int root) {
+  TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
+  const auto bytes = [&](int r) { return static_cast<std::int64_t>(counts[n(r)] * size_of(type)); };
+  Sizes send(n(size())), receive(n(size()));
+  receive[n(root)] = bytes(rank());
+  for (int r = 0; rank() == root && r < size(); ++r) send[n(r)] = bytes(r);
+  exchange({"scatter", type, sum_of(counts), ++sequence_}, in, send, out, receive);
 }
 
 void BackendCommunicator::send(const void* data, std::size_t bytes, int to) {

@@ -34,6 +34,12 @@ class BackendCommunicator : public comm::Communicator {
                         comm::Reduce reduce) override;
   void all_to_all_v(const void* in, std::span<const std::size_t> send_counts, void* out,
                     std::span<const std::size_t> receive_counts, DType type) override;
+  void reduce(const void* in, void* out, std::size_t count, DType type, comm::Reduce reduce,
+              int root) override;
+  void gather_v(const void* in, void* out, std::span<const std::size_t> counts, DType type,
+                int root) override;
+  void scatter_v(const void* in, void* out, std::span<const std::size_t> counts, DType type,
+                 int root) override;
   void send(const void* data, std::size_t bytes, int to) override;
   void recv(void* data, std::size_t bytes, int from) override;
   void tree_all_reduce(std::span<const void* const> nodes, void* out, std::size_t count, DType type,
@@ -64,7 +70,8 @@ class BackendCommunicator : public comm::Communicator {
   void run_message(const Name& name, Start start);
   // Throws when the group is broken or aborted.
   void check_broken(const Name& name);
-  void gather(const Name& name, const void* in, void* out, std::span<const std::size_t> counts);
+  void gather_to_all(const Name& name, const void* in, void* out,
+                     std::span<const std::size_t> counts);
   void exchange(const Name& name, const void* in, Sizes send, void* out, Sizes receive);
   void reduce_scatter(const Name& name, std::span<const void* const> nodes, void* out,
                       std::span<const std::size_t> counts, comm::Reduce reduce,

@@ -1,59 +1,35 @@
 #include "collective/comm_backend.h"
 
-#include <ATen/ATen.h>
-
 #include <numeric>
 #include <utility>
 
-#include "collective/dtypes.h"
+#include "collective/dense.h"
 
 namespace tutti::collective {
 namespace {
 
+using c10::ivalue::Future;
+
 class BackendWork : public c10d::Work {
  public:
   BackendWork(int rank, c10d::OpType type, std::vector<at::Tensor> results)
-      : Work(rank, type), results_(std::move(results)) {}
+      : Work(rank, type),
+        results_(std::move(results)),
+        future_(c10::make_intrusive<Future>(c10::ListType::ofTensors())) {}
   std::vector<at::Tensor> result() override { return results_; }
-  void end(std::exception_ptr error) { finish(std::move(error)); }
+  c10::intrusive_ptr<Future> getFuture() override { return future_; }
+  void end(std::exception_ptr error) {
+    finish(error);
+    if (error)
+      future_->setError(std::move(error));
+    else
+      future_->markCompleted(results_);
+  }
 
  private:
   std::vector<at::Tensor> results_;
+  c10::intrusive_ptr<Future> future_;
 };
-
-void check(const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.device().is_cpu() && tensor.is_contiguous(),
-              "collectives take contiguous tensors on the CPU");
-}
-
-at::Tensor& only(std::vector<at::Tensor>& tensors) {
-  TORCH_CHECK(tensors.size() == 1, "one tensor a rank, not ", tensors.size());
-  check(tensors[0]);
-  return tensors[0];
-}
-
-comm::Reduce to_reduce(const c10d::ReduceOp& op) {
-  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-    case c10d::ReduceOp::SUM:
-      return comm::Reduce::sum;
-    case c10d::ReduceOp::MAX:
-      return comm::Reduce::max;
-    case c10d::ReduceOp::MIN:
-      return comm::Reduce::min;
-    default:
-      TORCH_CHECK(false, "only sum, max and min are reduced here");
-  }
-}
-
-std::size_t count_of(const at::Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()); }
-DType type_of(const at::Tensor& tensor) { return to_dtype(tensor.scalar_type()); }
-
-void check_sizes(const at::Tensor& whole, const at::Tensor& part, int size) {
-  check(whole);
-  check(part);
-  TORCH_CHECK(whole.numel() == part.numel() * size && whole.scalar_type() == part.scalar_type(),
-              "expected ", size, " times ", part.numel(), " elements, not ", whole.numel());
-}
 
 // Counts of elements, from sizes of the first dimension; no sizes are equal ones.
 std::vector<std::size_t> parts_of(const at::Tensor& tensor, const std::vector<int64_t>& sizes,
@@ -71,20 +47,24 @@ std::vector<std::size_t> parts_of(const at::Tensor& tensor, const std::vector<in
   return counts;
 }
 
+void check_message(int tag) {
+  TORCH_CHECK(tag == 0, "tutti matches messages in order and takes no tags, got tag ", tag);
+}
+
 }  // namespace
 
 CommBackend::CommBackend(std::shared_ptr<CommThreads> threads)
     : Backend(threads->communicator().rank(), threads->communicator().size()),
       threads_(std::move(threads)) {}
 
-const std::string CommBackend::getBackendName() const {
-  return str("tutti_", threads_->communicator().transport());
-}
-
 void CommBackend::setTimeout(std::chrono::milliseconds timeout) {
   const double seconds = static_cast<double>(timeout.count()) * 1e-3;
   threads_->start([=](comm::Communicator& c) { c.set_timeout(seconds); }, [](auto) {});
 }
+
+void CommBackend::abort() { threads_->communicator().abort("the process group was aborted"); }
+
+void CommBackend::shutdown() { threads_->finish(); }
 
 // Has `begin` start a task of the group, told how it ends.
 template <class Begin>
@@ -96,40 +76,44 @@ CommBackend::WorkPtr CommBackend::start_with(c10d::OpType type, Tensors results,
 
 CommBackend::WorkPtr CommBackend::start(c10d::OpType type, Tensors results,
                                         CommThreads::Task task) {
+  ++sequence_;
   return start_with(type, std::move(results), [&](CommThreads::Done done) {
-    threads_->start(std::move(task), std::move(done));
+    threads_->start(
+        [task = std::move(task)](comm::Communicator& c) {
+          const at::NoGradGuard no_grad;
+          task(c);
+        },
+        std::move(done));
   });
 }
 
 CommBackend::WorkPtr CommBackend::broadcast(Tensors& tensors,
                                             const c10d::BroadcastOptions& options) {
-  at::Tensor data = only(tensors);
+  const Dense data(only(tensors));
   const int root = static_cast<int>(options.rootRank);
   return start(c10d::OpType::BROADCAST, tensors, [data, root](comm::Communicator& c) {
-    c.broadcast(data.data_ptr(), count_of(data), type_of(data), root);
+    c.broadcast(data.data(), data.count(), data.type(), root);
+    data.give_back();
   });
 }
 
 CommBackend::WorkPtr CommBackend::allreduce(Tensors& tensors,
                                             const c10d::AllreduceOptions& options) {
-  at::Tensor data = only(tensors);
+  const Dense data(only(tensors));
   return start(c10d::OpType::ALLREDUCE, tensors,
                [data, reduce = to_reduce(options.reduceOp)](comm::Communicator& c) {
-                 c.all_reduce(data.data_ptr(), count_of(data), type_of(data), reduce);
+                 c.all_reduce(data.data(), data.count(), data.type(), reduce);
+                 data.give_back();
                });
 }
 
-CommBackend::WorkPtr CommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                            const c10d::AllgatherOptions&) {
-  at::Tensor in = only(inputs);
-  TORCH_CHECK(outputs.size() == 1 && outputs[0].size() == static_cast<std::size_t>(getSize()),
-              "one output a rank");
-  return start(c10d::OpType::ALLGATHER, outputs[0],
-               [in, parts = outputs[0]](comm::Communicator& c) {
-                 const at::Tensor all = at::empty({c.size(), in.numel()}, in.options());
-                 c.all_gather(in.data_ptr(), all.data_ptr(), count_of(in), type_of(in));
-                 for (std::size_t r = 0; r < parts.size(); ++r)
-                   parts[r].copy_(all[static_cast<std::int64_t>(r)].view(parts[r].sizes()));
+CommBackend::WorkPtr CommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const Dense data(only(tensors));
+  const int root = static_cast<int>(options.rootRank);
+  return start(c10d::OpType::REDUCE, tensors,
+               [data, root, reduce = to_reduce(options.reduceOp)](comm::Communicator& c) {
+                 c.reduce(data.data(), data.data(), data.count(), data.type(), reduce, root);
+                 if (c.rank() == root) data.give_back();
                });
 }
 
@@ -137,61 +121,58 @@ CommBackend::WorkPtr CommBackend::_allgather_base(at::Tensor& output, at::Tensor
                                                   const c10d::AllgatherOptions&) {
   check_sizes(output, input, getSize());
   return start(c10d::OpType::_ALLGATHER_BASE, {output},
-               [out = output, in = input](comm::Communicator& c) {
-                 c.all_gather(in.data_ptr(), out.data_ptr(), count_of(in), type_of(in));
+               [out = Dense(output), in = Dense(input)](comm::Communicator& c) {
+                 c.all_gather(in.data(), out.data(), in.count(), in.type());
+                 out.give_back();
                });
-}
-
-CommBackend::WorkPtr CommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                                 const c10d::ReduceScatterOptions& options) {
-  at::Tensor out = only(outputs);
-  TORCH_CHECK(inputs.size() == 1 && inputs[0].size() == static_cast<std::size_t>(getSize()),
-              "one input a rank");
-  at::Tensor in = at::stack(inputs[0]);
-  return _reduce_scatter_base(out, in, options);
 }
 
 CommBackend::WorkPtr CommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                        const c10d::ReduceScatterOptions& options) {
   check_sizes(input, output, getSize());
-  return start(
-      c10d::OpType::_REDUCE_SCATTER_BASE, {output},
-      [out = output, in = input, reduce = to_reduce(options.reduceOp)](comm::Communicator& c) {
-        c.reduce_scatter(in.data_ptr(), out.data_ptr(), count_of(out), type_of(out), reduce);
-      });
+  return start(c10d::OpType::_REDUCE_SCATTER_BASE, {output},
+               [out = Dense(output), in = Dense(input),
+                reduce = to_reduce(options.reduceOp)](comm::Communicator& c) {
+                 c.reduce_scatter(in.data(), out.data(), out.count(), out.type(), reduce);
+                 out.give_back();
+               });
 }
 
 CommBackend::WorkPtr CommBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                                 std::vector<int64_t>& output_sizes,
                                                 std::vector<int64_t>& input_sizes,
                                                 const c10d::AllToAllOptions&) {
-  check(output);
-  check(input);
   TORCH_CHECK(input.scalar_type() == output.scalar_type(), "alltoall_base of two types");
-  return start(c10d::OpType::ALLTOALL_BASE, {output},
-               [out = output, in = input, receive = parts_of(output, output_sizes, getSize()),
-                send = parts_of(input, input_sizes, getSize())](comm::Communicator& c) {
-                 c.all_to_all_v(in.data_ptr(), send, out.data_ptr(), receive, type_of(in));
-               });
+  return start(
+      c10d::OpType::ALLTOALL_BASE, {output},
+      [out = Dense(output), in = Dense(input), receive = parts_of(output, output_sizes, getSize()),
+       send = parts_of(input, input_sizes, getSize())](comm::Communicator& c) {
+        c.all_to_all_v(in.data(), send, out.data(), receive, in.type());
+        out.give_back();
+      });
 }
 
 CommBackend::WorkPtr CommBackend::barrier(const c10d::BarrierOptions&) {
   return start(c10d::OpType::BARRIER, {}, [](comm::Communicator& c) { c.barrier(); });
 }
 
-CommBackend::WorkPtr CommBackend::send(Tensors& tensors, int to, int) {
+CommBackend::WorkPtr CommBackend::send(Tensors& tensors, int to, int tag) {
+  check_message(tag);
   return start_with(c10d::OpType::SEND, {}, [&](CommThreads::Done done) {
-    const auto task = [data = only(tensors), to](comm::Communicator& c) {
-      c.send(data.data_ptr(), data.nbytes(), to);
+    const auto task = [data = Dense(only(tensors)), to](comm::Communicator& c) {
+      c.send(data.data(), data.bytes(), to);
     };
     threads_->start_send(to, task, std::move(done));
   });
 }
 
-CommBackend::WorkPtr CommBackend::recv(Tensors& tensors, int from, int) {
+CommBackend::WorkPtr CommBackend::recv(Tensors& tensors, int from, int tag) {
+  check_message(tag);
   return start_with(c10d::OpType::RECV, tensors, [&](CommThreads::Done done) {
-    const auto task = [data = only(tensors), from](comm::Communicator& c) {
-      c.recv(data.data_ptr(), data.nbytes(), from);
+    const auto task = [data = Dense(only(tensors)), from](comm::Communicator& c) {
+      const at::NoGradGuard no_grad;
+      c.recv(data.data(), data.bytes(), from);
+      data.give_back();
     };
     threads_->start_recv(from, task, std::move(done));
   });

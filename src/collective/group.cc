@@ -219,6 +219,47 @@ std::shared_ptr<Work> Group::all_to_all_v_async(at::Tensor in, at::Tensor out, C
       });
 }
 
+std::shared_ptr<Work> Group::reduce_async(at::Tensor in, at::Tensor out, int root,
+                                          comm::Reduce reduce, Site site) {
+  check(in);
+  if (rank() == root) {
+    check(out);
+    TUTTI_ASSERT(out.numel() == in.numel() && out.scalar_type() == in.scalar_type());
+  }
+  const DType type = to_dtype(in.scalar_type());
+  return start({"reduce", in.nbytes(), type, site, Lane::collective, root},
+               [=](comm::Communicator& c) {
+                 c.reduce(in.const_data_ptr(), out.defined() ? out.data_ptr() : nullptr,
+                          count_of(in), type, reduce, root);
+               });
+}
+
+std::shared_ptr<Work> Group::gather_v_async(at::Tensor in, at::Tensor out, Counts counts, int root,
+                                            Site site) {
+  if (rank() == root) check(out), check_parts(out, counts);
+  check_part(in, rank() == root ? out : in, counts, rank());
+  const DType type = to_dtype(in.scalar_type());
+  const std::size_t bytes = static_cast<std::size_t>(sum_of(counts)) * in.element_size();
+  return start({"gather_v", bytes, type, site, Lane::collective, root},
+               [=, parts = checked(counts, size())](comm::Communicator& c) {
+                 c.gather_v(in.const_data_ptr(), out.defined() ? out.data_ptr() : nullptr, parts,
+                            type, root);
+               });
+}
+
+std::shared_ptr<Work> Group::scatter_v_async(at::Tensor in, at::Tensor out, Counts counts, int root,
+                                             Site site) {
+  if (rank() == root) check(in), check_parts(in, counts);
+  check_part(out, rank() == root ? in : out, counts, rank());
+  const DType type = to_dtype(out.scalar_type());
+  const std::size_t bytes = static_cast<std::size_t>(sum_of(counts)) * out.element_size();
+  return start({"scatter_v", bytes, type, site, Lane::collective, root},
+               [=, parts = checked(counts, size())](comm::Communicator& c) {
+                 c.scatter_v(in.defined() ? in.const_data_ptr() : nullptr, out.data_ptr(), parts,
+                             type, root);
+               });
+}
+
 std::shared_ptr<Work> Group::send_async(at::Tensor data, int to, Site site) {
   check(data);
   return start({"send", data.nbytes(), DType::u8, site, Lane::to, to},
@@ -273,6 +314,18 @@ void Group::all_gather_v(at::Tensor in, at::Tensor out, Counts counts, Site site
 
 void Group::all_to_all_v(at::Tensor in, at::Tensor out, Counts send, Counts recv, Site site) {
   all_to_all_v_async(std::move(in), std::move(out), std::move(send), std::move(recv), site)->wait();
+}
+
+void Group::reduce(at::Tensor in, at::Tensor out, int root, comm::Reduce reduce, Site site) {
+  reduce_async(std::move(in), std::move(out), root, reduce, site)->wait();
+}
+
+void Group::gather_v(at::Tensor in, at::Tensor out, Counts counts, int root, Site site) {
+  gather_v_async(std::move(in), std::move(out), std::move(counts), root, site)->wait();
+}
+
+void Group::scatter_v(at::Tensor in, at::Tensor out, Counts counts, int root, Site site) {
+  scatter_v_async(std::move(in), std::move(out), std::move(counts), root, site)->wait();
 }
 
 void Group::send(at::Tensor data, int to, Site site) {

@@ -105,6 +105,17 @@ class Group {
   // send[r] elements to rank r and recv[r] from it, both in rank order.
   std::shared_ptr<Work> all_to_all_v_async(at::Tensor in, at::Tensor out, Counts send, Counts recv,
                                            Site site = Site::current());
+  // The reduction of all ranks' `in` into `out` of rank `root`, which may be its `in`; the others'
+  // `out` is not used and may be undefined.
+  std::shared_ptr<Work> reduce_async(at::Tensor in, at::Tensor out, int root,
+                                     comm::Reduce reduce = comm::Reduce::sum,
+                                     Site site = Site::current());
+  // counts[r] elements of rank r into `out` of rank `root`; the others' `out` may be undefined.
+  std::shared_ptr<Work> gather_v_async(at::Tensor in, at::Tensor out, Counts counts, int root,
+                                       Site site = Site::current());
+  // Part r of `in` of rank `root` into `out` of rank r; the others' `in` may be undefined.
+  std::shared_ptr<Work> scatter_v_async(at::Tensor in, at::Tensor out, Counts counts, int root,
+                                        Site site = Site::current());
   // A message of the tensor's bytes; the receiver's must be as many. The send of up to 128 KiB ends
   // without its receive when none before it is outstanding.
   std::shared_ptr<Work> send_async(at::Tensor data, int to, Site site = Site::current());
@@ -125,6 +136,12 @@ class Group {
                     Site site = Site::current());
   void send(at::Tensor data, int to, Site site = Site::current());
   void recv(at::Tensor data, int from, Site site = Site::current());
+  void reduce(at::Tensor in, at::Tensor out, int root, comm::Reduce reduce = comm::Reduce::sum,
+              Site site = Site::current());
+  void gather_v(at::Tensor in, at::Tensor out, Counts counts, int root,
+                Site site = Site::current());
+  void scatter_v(at::Tensor in, at::Tensor out, Counts counts, int root,
+                 Site site = Site::current());
   // [size, ...]: every rank's `data`, equal shapes.
   at::Tensor all_gather(at::Tensor data, Site site = Site::current());
   void barrier(Site site = Site::current());

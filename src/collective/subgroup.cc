@@ -1,9 +1,7 @@
 // How groups come to be: the ranks of a job, threads of one process, and parts of either.
 #include <ATen/ATen.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <mutex>
 #include <string>
@@ -11,11 +9,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/fs.h"
 #include "base/hash.h"
 #include "collective/comm_thread.h"
 #include "collective/gloo.h"
 #include "collective/group.h"
+#include "collective/store_meeting.h"
 #include "comm/memory_group.h"
 
 namespace tutti::collective {
@@ -29,21 +27,6 @@ std::string label_of(const std::string& name, const std::vector<int>& members) {
     text += str(i ? ", " : "", members[i]);
   }
   return text + ")";
-}
-
-// Alike for processes that can share memory: one boot of one machine, one network namespace (their
-// meeting place) and one user.
-std::int64_t host_id() {
-  std::array<char, 256> name{}, space{};
-  gethostname(name.data(), name.size() - 1);
-  [[maybe_unused]] const auto n = readlink("/proc/self/ns/net", space.data(), space.size() - 1);
-  std::string boot;
-  try {
-    boot = read_file("/proc/sys/kernel/random/boot_id");
-  } catch (const WorldError&) {  // the host's name must do
-  }
-  return static_cast<std::int64_t>(
-      hash64(str(name.data(), "/", space.data(), "/", boot, "/", getuid())));
 }
 
 std::unique_ptr<comm::Communicator> join_memory(const GroupOptions& options) {
@@ -86,7 +69,7 @@ std::shared_ptr<Group> Group::subgroup(const std::vector<int>& members, const st
   std::string list;
   for (const int member : members) list += str(member, " ");
   const std::string key = str(path_, ++subgroups_made_, "/", name, "/", list);
-  const std::vector<std::int64_t> mine{static_cast<std::int64_t>(hash64(key)), host_id()};
+  const std::vector<std::int64_t> mine{static_cast<std::int64_t>(hash64(key)), this_host().id};
   const at::Tensor all = all_gather(at::tensor(mine, at::kLong));
   bool one_host = true;
   for (const int member : members) {

@@ -25,4 +25,12 @@ void Communicator::all_to_all(const void* in, void* out, std::size_t count, DTyp
   all_to_all_v(in, counts, out, counts, type);
 }
 
+void Communicator::gather(const void* in, void* out, std::size_t count, DType type, int root) {
+  gather_v(in, out, equal_parts(size(), count), type, root);
+}
+
+void Communicator::scatter(const void* in, void* out, std::size_t count, DType type, int root) {
+  scatter_v(in, out, equal_parts(size(), count), type, root);
+}
+
 }  // namespace tutti::comm

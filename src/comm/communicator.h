@@ -8,11 +8,11 @@
 //   Deadline   A call that waits longer than `timeout` throws WorldError, which names rank, group,
 //              operation, sequence number and the peers that did not come.
 //   Failure    After a WorldError the group is broken on this rank: buffers hold unspecified
-//   values,
-//              each later call throws at once, and the peers' calls soon throw too.
-//   Bits       Sums are made along reduction_tree.h's tree over the ranks, elementwise; f16 and
-//   bf16
-//              are summed in f32 and rounded once. All ranks get the same bits.
+//              values, each later call throws at once, and the peers' calls soon throw too.
+//   Bits       Sums and products are made along reduction_tree.h's tree over the ranks,
+//              elementwise; an average is a sum divided by the ranks. f16 and bf16 are reduced in
+//              f32 and rounded once. All ranks get the same bits.
+//   Types      An average of integers or truths is a ConfigError, thrown before anything is done.
 //   Counts     counts[r] elements are rank r's part; parts lie one after the other in rank order.
 //              Zeros are allowed; `counts` must be alike on all ranks.
 //   Aliasing   Inputs and outputs must not overlap unless it says so.
@@ -29,7 +29,8 @@
 
 namespace tutti::comm {
 
-enum class Reduce { sum, max, min };
+// average: of floats only. Of truths, sum and max are "or", product and min are "and".
+enum class Reduce { sum, max, min, product, average };
 
 class Communicator {
  public:
@@ -61,10 +62,22 @@ class Communicator {
   // what `receive_counts` says on rank r of this rank.
   virtual void all_to_all_v(const void* in, std::span<const std::size_t> send_counts, void* out,
                             std::span<const std::size_t> receive_counts, DType type) = 0;
+  // The reduction of every rank's `in` into `out` of rank `root`, which may be its `in`; `out` of
+  // the others is not used.
+  virtual void reduce(const void* in, void* out, std::size_t count, DType type, Reduce reduce,
+                      int root) = 0;
+  // counts[r] elements of every rank r into `out` of rank `root`; `out` of the others is not used.
+  virtual void gather_v(const void* in, void* out, std::span<const std::size_t> counts, DType type,
+                        int root) = 0;
+  // Part r of `in` of rank `root` into `out` of rank r; `in` of the others is not used.
+  virtual void scatter_v(const void* in, void* out, std::span<const std::size_t> counts, DType type,
+                         int root) = 0;
   // The same with `count` elements in every part.
   void all_gather(const void* in, void* out, std::size_t count, DType type);
   void reduce_scatter(const void* in, void* out, std::size_t count, DType type, Reduce reduce);
   void all_to_all(const void* in, void* out, std::size_t count, DType type);
+  void gather(const void* in, void* out, std::size_t count, DType type, int root);
+  void scatter(const void* in, void* out, std::size_t count, DType type, int root);
   // Between two ranks, matched in order; not part of the group's common order.
   virtual void send(const void* data, std::size_t bytes, int to) = 0;
   virtual void recv(void* data, std::size_t bytes, int from) = 0;

@@ -220,6 +220,7 @@ void check_conformance(Communicator& c) {
   for (const std::size_t bytes : {0, 1, 131072, 131073, 300007})
     for (const bool shared : {false, true}) check_messages(c, bytes, shared);
   check_parts(c);
+  check_types(c);
   check_messages_beside_collectives(c);
 }
 

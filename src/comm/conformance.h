@@ -15,6 +15,10 @@ void check_conformance(Communicator& communicator);
 // also in place; sums with the bits of the sum to all. Part of check_conformance().
 void check_parts(Communicator& communicator);
 
+// Every reduction of every element type, and reduce, gather and scatter with every root; counts 0,
+// 1, a prime and one over a chunk. Part of check_conformance().
+void check_types(Communicator& communicator);
+
 // Messages in both directions between all ranks while collectives run.
 void check_messages_beside_collectives(Communicator& communicator);
 

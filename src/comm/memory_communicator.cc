@@ -69,6 +69,7 @@ void MemoryCommunicator::broadcast(void* data, std::size_t count, DType type, in
 }
 
 void MemoryCommunicator::all_reduce(void* data, std::size_t count, DType type, Reduce reduce) {
+  check_reduction(type, reduce);
   Call call{.operation = Operation::all_reduce,
             .type = type,
             .count = count,
@@ -96,6 +97,7 @@ void MemoryCommunicator::all_gather_v(const void* in, void* out,
 void MemoryCommunicator::reduce_scatter_v(const void* in, void* out,
                                           std::span<const std::size_t> counts, DType type,
                                           Reduce reduce) {
+  check_reduction(type, reduce);
   TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
   Call call{.operation = Operation::reduce_scatter,
             .type = type,
@@ -203,7 +205,7 @@ void MemoryCommunicator::run_in_chunks(const Call& call) {
     chunk_begin_ = first;
     work(call, first, count);
     synchronise();
-    if (!in_place && call.reduces_to_all())
+    if (!in_place && gets_whole(call, rank()))
       copy_bytes(call.out + first * element_, stage, count * element_);
     first += count;
     if (first == longest) return;
@@ -218,7 +220,7 @@ bool MemoryCommunicator::all_visible(const Call& call) const {
     count = sum_of(call.parts);
   else if (!call.parts.empty())
     count = call.parts[n(rank())];
-  bool all = !call.reduces_to_all() || visible(call.out, count * element_);
+  bool all = !gets_whole(call, rank()) || visible(call.out, count * element_);
   for (int k = 0; k < call.nodes; ++k) all = all && visible(call.node[n(k)], count * element_);
   return all;
 }
@@ -270,6 +272,13 @@ void MemoryCommunicator::work(const Call& call, std::size_t first, std::size_t c
     case Operation::reduce_scatter:
     case Operation::tree_reduce_scatter:
       return reduce_own_part(call, first, count);
+    case Operation::gather:
+      if (rank() == call.root) gather(call, first, count);
+      return;
+    case Operation::scatter:
+      return copy_bytes(call.out + first * element_, source(call, call.root, 0, rank(), first),
+                        within(call.parts[n(rank())], first, count) * element_);
+    case Operation::reduce:
     case Operation::all_reduce:
     case Operation::tree_all_reduce:
       return reduce_part(call, first, count);
@@ -287,8 +296,9 @@ void MemoryCommunicator::gather(const Call& call, std::size_t first, std::size_t
   }
 }
 
-// This rank's slice of a chunk, written into everybody's output: nobody else reads or writes there.
-// Eager calls have no common output; each rank reduces all for itself, along the same tree.
+// This rank's slice of a chunk, written into everybody's (or the root's) output: nobody else reads
+// or writes there. Eager calls have no common output; each rank reduces all for itself, along the
+// same tree.
 void MemoryCommunicator::reduce_part(const Call& call, std::size_t first, std::size_t count) {
   const std::size_t line = 64 / element_;
   const std::size_t each = (count + n(size()) * line - 1) / (n(size()) * line) * line;
@@ -296,15 +306,17 @@ void MemoryCommunicator::reduce_part(const Call& call, std::size_t first, std::s
   const std::size_t end = eager_ ? count : std::min(count, begin + each);
   std::array<const std::byte*, most_sources> sources;
   std::array<std::byte*, max_memory_ranks> targets;
-  std::size_t used = 0;
+  std::size_t used = 0, outputs = 0;
+  if (eager_ && !gets_whole(call, rank())) return;
+  if (eager_) targets[outputs++] = call.out;
   for (int peer = 0; peer < size(); ++peer) {
     for (int k = 0; k < call.plan->nodes_of(peer); ++k)
       sources[used++] = source(call, peer, k, 0, first) + begin * element_;
-    if (!eager_) targets[n(peer)] = target(peer, first) + begin * element_;
+    if (!eager_ && gets_whole(call, peer))
+      targets[outputs++] = target(peer, first) + begin * element_;
   }
-  if (eager_) targets[0] = call.out;
-  reduce_elements(call.plan->steps, {sources.data(), used},
-                  {targets.data(), eager_ ? 1 : n(size())}, end - begin, call.type, call.reduce);
+  reduce_elements(call.plan->steps, {sources.data(), used}, {targets.data(), outputs}, end - begin,
+                  call.type, call.reduce);
 }
 
 void MemoryCommunicator::reduce_own_part(const Call& call, std::size_t first, std::size_t count) {

@@ -27,6 +27,12 @@ class MemoryCommunicator : public Communicator {
                         Reduce reduce) override;
   void all_to_all_v(const void* in, std::span<const std::size_t> send_counts, void* out,
                     std::span<const std::size_t> receive_counts, DType type) override;
+  void reduce(const void* in, void* out, std::size_t count, DType type, Reduce reduce,
+              int root) override;
+  void gather_v(const void* in, void* out, std::span<const std::size_t> counts, DType type,
+                int root) override;
+  void scatter_v(const void* in, void* out, std::span<const std::size_t> counts, DType type,
+                 int root) override;
   void send(const void* data, std::size_t bytes, int to) override;
   void recv(void* data, std::size_t bytes, int from) override;
   void tree_all_reduce(std::span<const void* const> nodes, void* out, std::size_t count, DType type,
@@ -49,7 +55,10 @@ class MemoryCommunicator : public Communicator {
     reduce_scatter,
     all_to_all,
     tree_all_reduce,
-    tree_reduce_scatter
+    tree_reduce_scatter,
+    reduce,
+    gather,
+    scatter
   };
 
   // A rank brings buffers ("nodes"), each whole or in one part a rank. What moves in one go, a
@@ -69,7 +78,7 @@ class MemoryCommunicator : public Communicator {
     int nodes = 0;  // what this rank brings
     std::array<const std::byte*, max_memory_ranks> node = {};
 
-    bool reduces_to_all() const { return plan != nullptr && !scatters; }
+    bool reduces_whole() const { return plan != nullptr && !scatters; }
   };
   // A send or recv.
   struct Message {
@@ -78,6 +87,10 @@ class MemoryCommunicator : public Communicator {
     std::size_t bytes;
   };
 
+  // Whether `rank` gets the whole of what is reduced.
+  static bool gets_whole(const Call& call, int rank) {
+    return call.reduces_whole() && (call.operation != Operation::reduce || rank == call.root);
+  }
   void check_nodes(const ReductionPlan& plan, std::size_t nodes) const;
   void run(Call& call);
   void run_eager(const Call& call);

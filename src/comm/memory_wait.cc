@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/memory_communicator.h"
+#include "comm/reduce.h"
 
 namespace tutti::comm {
 namespace {
@@ -13,9 +14,10 @@ namespace {
 constexpr double nap = 0.1;  // seconds between two looks at the world
 
 const char* operation_name(int operation) {
-  constexpr const char* names[] = {"barrier",         "broadcast",          "all_reduce",
-                                   "all_gather",      "reduce_scatter",     "all_to_all",
-                                   "tree_all_reduce", "tree_reduce_scatter"};
+  constexpr const char* names[] = {
+      "barrier",        "broadcast",  "all_reduce",      "all_gather",
+      "reduce_scatter", "all_to_all", "tree_all_reduce", "tree_reduce_scatter",
+      "reduce",         "gather",     "scatter"};
   return names[operation];
 }
 
@@ -140,15 +142,16 @@ std::string MemoryCommunicator::describe(const Posted& call) const {
   std::string text = str(operation_name(call.operation), " #", call.sequence);
   if (operation == Operation::barrier) return text;
   text += str(" (", name_of(static_cast<DType>(call.type)), " x ");
-  const bool in_parts = operation != Operation::broadcast && operation != Operation::all_reduce &&
-                        operation != Operation::tree_all_reduce;
+  const bool reduces = operation == Operation::all_reduce || operation == Operation::reduce;
+  const bool in_parts =
+      !reduces && operation != Operation::broadcast && operation != Operation::tree_all_reduce;
+  const bool rooted = operation == Operation::broadcast || operation == Operation::reduce ||
+                      operation == Operation::gather || operation == Operation::scatter;
   if (!in_parts) text += str(call.count);
   for (int r = 0; in_parts && r < size(); ++r) text += str(r ? "+" : "", call.parts[r]);
-  if (operation == Operation::broadcast) text += str(", root ", call.root);
-  if (operation == Operation::all_reduce || operation == Operation::reduce_scatter) {
-    constexpr const char* names[] = {"sum", "max", "min"};
-    text += str(", ", names[call.reduce]);
-  }
+  if (rooted) text += str(", root ", call.root);
+  if (reduces || operation == Operation::reduce_scatter)
+    text += str(", ", name_of(static_cast<Reduce>(call.reduce)));
   return text + ")";
 }
 

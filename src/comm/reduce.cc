@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "base/error.h"
 
@@ -66,9 +67,17 @@ struct Wide<F16> {
   using type = float;
 };
 
+// Whole numbers wrap around.
+template <class A>
+A product(A a, A b) {
+  using Factor = std::conditional_t<std::is_integral_v<A>, std::uint64_t, A>;
+  return static_cast<A>(static_cast<Factor>(a) * static_cast<Factor>(b));
+}
+
 template <class A>
 A combined(A a, A b, Reduce reduce) {
   if (reduce == Reduce::sum) return static_cast<A>(a + b);
+  if (reduce == Reduce::product) return product(a, b);
   if (a != a) return a;
   if (b != b) return b;
   return reduce == Reduce::max ? std::max(a, b) : std::min(a, b);
@@ -78,6 +87,7 @@ template <class A>
 void combine(A* out, const A* a, const A* b, std::size_t count, Reduce reduce) {
   switch (reduce) {
     case Reduce::sum:
+    case Reduce::average:  // divided at the end
       for (std::size_t i = 0; i < count; ++i) out[i] = combined(a[i], b[i], Reduce::sum);
       return;
     case Reduce::max:
@@ -85,6 +95,9 @@ void combine(A* out, const A* a, const A* b, std::size_t count, Reduce reduce) {
       return;
     case Reduce::min:
       for (std::size_t i = 0; i < count; ++i) out[i] = combined(a[i], b[i], Reduce::min);
+      return;
+    case Reduce::product:
+      for (std::size_t i = 0; i < count; ++i) out[i] = combined(a[i], b[i], Reduce::product);
       return;
   }
 }
@@ -116,6 +129,13 @@ class Block {
     entry_[depth_ - 1] = scratch_[depth_ - 1];
   }
 
+  void divide(std::size_t count, std::size_t divisor) {
+    A* const result = scratch_[depth_ - 1];
+    for (std::size_t i = 0; i < count; ++i)
+      result[i] = static_cast<A>(entry_[depth_ - 1][i] / static_cast<A>(divisor));
+    entry_[depth_ - 1] = result;
+  }
+
   void pop_to(std::span<std::byte* const> outputs, std::size_t offset, std::size_t count) {
     const A* result = entry_[--depth_];
     if constexpr (converts) {
@@ -137,6 +157,8 @@ template <class T>
 void run(std::span<const int> steps, std::span<const std::byte* const> sources,
          std::span<std::byte* const> outputs, std::size_t count, Reduce reduce) {
   Block<T> block;
+  const auto pushes = steps.size() - static_cast<std::size_t>(std::ranges::count(
+                                         steps, static_cast<int>(ReductionPlan::add)));
   for (std::size_t begin = 0; begin < count; begin += block.capacity) {
     const std::size_t size = std::min(block.capacity, count - begin);
     for (const int step : steps) {
@@ -145,11 +167,25 @@ void run(std::span<const int> steps, std::span<const std::byte* const> sources,
       else
         block.push(sources[static_cast<std::size_t>(step)] + begin * sizeof(T), size);
     }
+    if (reduce == Reduce::average) block.divide(size, pushes);
     block.pop_to(outputs, begin * sizeof(T), size);
   }
 }
 
 }  // namespace
+
+const char* name_of(Reduce reduce) {
+  constexpr const char* names[] = {"sum", "max", "min", "product", "average"};
+  return names[static_cast<std::size_t>(reduce)];
+}
+
+void check_reduction(DType type, Reduce reduce) {
+  const bool floats =
+      type == DType::f64 || type == DType::f32 || type == DType::f16 || type == DType::bf16;
+  if (reduce == Reduce::average && !floats)
+    throw ConfigError(std::vector<Violation>{{"reduction", "", str("average of ", name_of(type)),
+                                              "only floats are averaged", "sum and divide"}});
+}
 
 void reduce_elements(std::span<const int> steps, std::span<const std::byte* const> sources,
                      std::span<std::byte* const> outputs, std::size_t count, DType type,
@@ -173,7 +209,7 @@ void reduce_elements(std::span<const int> steps, std::span<const std::byte* cons
       return run<std::int8_t>(steps, sources, outputs, count, reduce);
     case DType::u8:
       return run<std::uint8_t>(steps, sources, outputs, count, reduce);
-    case DType::boolean:  // a sum of truths is "or"
+    case DType::boolean:  // a sum of truths is "or", a product "and"
       return run<std::uint8_t>(steps, sources, outputs, count,
                                reduce == Reduce::sum ? Reduce::max : reduce);
   }

@@ -217,6 +217,18 @@ class Slow : public comm::Communicator {
                     std::span<const std::size_t> receive, DType type) override {
     inner_->all_to_all_v(in, send, out, receive, type);
   }
+  void reduce(const void* in, void* out, std::size_t count, DType type, comm::Reduce reduce,
+              int root) override {
+    inner_->reduce(in, out, count, type, reduce, root);
+  }
+  void gather_v(const void* in, void* out, std::span<const std::size_t> counts, DType type,
+                int root) override {
+    inner_->gather_v(in, out, counts, type, root);
+  }
+  void scatter_v(const void* in, void* out, std::span<const std::size_t> counts, DType type,
+                 int root) override {
+    inner_->scatter_v(in, out, counts, type, root);
+  }
   void send(const void* data, std::size_t bytes, int to) override { inner_->send(data, bytes, to); }
   void recv(void* data, std::size_t bytes, int from) override { inner_->recv(data, bytes, from); }
   void tree_all_reduce(std::span<const void* const> nodes, void* out, std::size_t count, DType type,
