@@ -20,6 +20,7 @@ void add_layout(CLI::App& app, Action& chosen);
 void add_parity(CLI::App& app, Action& chosen);
 void add_checkpoint(CLI::App& app, Action& chosen);
 void add_doctor(CLI::App& app, Action& chosen);
+void add_bench(CLI::App& app, Action& chosen);
 void add_version(CLI::App& app, Action& chosen);
 
 // RECIPE and --set, of the verbs that look at a recipe. Both must outlive the parsing.
