@@ -13,6 +13,7 @@
 #include "cli/worker.h"
 #include "comm/measure.h"
 #include "comm/memory_group.h"
+#include "launch/cores.h"
 #include "launch/local.h"
 #include "recipe/quantity.h"
 
@@ -109,6 +110,7 @@ std::vector<std::string> worker_args(const Options& options, const fs::path& res
           "--operations=" + join(operations, ","),
           "--sizes=" + join(sizes, ","),
           str("--seconds=", options.seconds),
+          str("--cores=", launch::usable_cores()),
           "--result=" + result.string()};
 }
 

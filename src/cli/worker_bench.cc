@@ -10,7 +10,6 @@
 #include "comm/cost.h"
 #include "comm/measure.h"
 #include "comm/memory_group.h"
-#include "launch/cores.h"
 #include "train/worker.h"
 
 namespace tutti::cli {
@@ -110,8 +109,8 @@ void add_share(Json& profile) {
 
 void bench_comm(const CommBench& bench) {
   const train::Worker worker = train::worker_from_environment("", false);
-  Json profile = {{"format", "tutti comm profile"},  {"version", 1},  {"ranks", worker.world_size},
-                  {"cores", launch::usable_cores()}, {"type", "F32"}, {"memory", nullptr},
+  Json profile = {{"format", "tutti comm profile"}, {"version", 1},  {"ranks", worker.world_size},
+                  {"cores", bench.cores},           {"type", "F32"}, {"memory", nullptr},
                   {"tables", Json::array()}};
   for (const std::string& transport : bench.transports) {
     const CommPtr communicator = join(transport, worker);

@@ -11,6 +11,7 @@ struct CommBench {
   std::vector<std::string> transports, operations;
   std::vector<std::size_t> sizes;  // bytes, ascending
   double seconds = 0.3;            // of timed calls a cell
+  int cores = 1;                   // that the ranks share; each may be bound to its own
   fs::path result;                 // where rank 0 writes docs/formats/comm_profile.md
 };
 

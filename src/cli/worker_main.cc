@@ -196,6 +196,7 @@ int bench(const Arguments& arguments) {
   for (const std::string& size : split(arguments.get("sizes", ""), ','))
     bench.sizes.push_back(std::stoull(size));
   bench.seconds = number(arguments.get("seconds", "0.3"));
+  bench.cores = std::stoi(arguments.get("cores", "1"));
   bench.result = arguments.get("result", "");
   bench_comm(bench);
   return exit_ok;

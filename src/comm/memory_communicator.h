@@ -118,6 +118,7 @@ class MemoryCommunicator : public Communicator {
   std::shared_ptr<Segment> segment_;
   MemoryOptions options_;
   bool threads_;
+  bool crowded_;              // whether ranks must share cores
   ReductionPlan ranks_plan_;  // one id a rank
   std::vector<ProcessWatch> processes_;
   std::uint64_t sequence_ = 0;

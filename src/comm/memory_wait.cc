@@ -99,11 +99,13 @@ void MemoryCommunicator::wait_for(const Message* message, int peer,
   const auto arrived = [&] { return reached(counter.load(), target); };
   if (arrived()) return;
   const double started = real_clock().now();
-  while (real_clock().now() - started < options_.spin_seconds)
+  while (real_clock().now() - started < options_.spin_seconds) {
     for (int i = 0; i < 32; ++i) {
       if (arrived()) return;
       relax();
     }
+    if (crowded_) std::this_thread::yield();  // the peer may be waiting for this core
+  }
   std::this_thread::yield();
   for (;;) {
     const std::uint32_t seen = counter.load();
