@@ -232,10 +232,12 @@ std::size_t MemoryCommunicator::longest_piece(const Call& call) const {
 void MemoryCommunicator::post(const Call& call, bool in_place) {
   current_.plan = fingerprint(call.plan);
   current_.in_place = in_place;
-  for (int k = 0; k < call.nodes; ++k)
-    current_.location[k] = segment_->to_location(call.node[n(k)]);
-  current_.out = segment_->to_location(call.out);
-  posted(rank()) = current_;
+  Posted& mine = posted(rank());
+  static_cast<PostedCall&>(mine) = current_;
+  std::ranges::copy(call.parts, mine.parts);
+  if (!in_place) return;
+  for (int k = 0; k < call.nodes; ++k) mine.location[k] = segment_->to_location(call.node[n(k)]);
+  mine.out = segment_->to_location(call.out);
 }
 
 // Elements [first, first + count), as far as they exist, of all pieces that this rank brings.

@@ -30,7 +30,7 @@ void relax() {
 #endif
 }
 
-bool same_call(const Posted& a, const Posted& b) {
+bool same_call(const PostedCall& a, const PostedCall& b) {
   return a.sequence == b.sequence && a.operation == b.operation && a.count == b.count &&
          a.type == b.type && a.reduce == b.reduce && a.root == b.root && a.plan == b.plan;
 }
@@ -46,7 +46,6 @@ void MemoryCommunicator::begin(const Call& call) {
   current_.count = call.count;
   current_.reduce = static_cast<std::int32_t>(call.reduce);
   current_.root = call.root;
-  std::ranges::fill(current_.parts, 0);
   std::ranges::copy(call.parts, current_.parts);
   if (segment_->group().aborted.load() == 2) fail(nullptr, segment_->group().reason);
 }
@@ -61,7 +60,7 @@ void MemoryCommunicator::synchronise() {
 
 void MemoryCommunicator::check_peers(const Call& call) {
   const auto same_parts = [&](const Posted& theirs) {
-    return !call.received.empty() || std::ranges::equal(theirs.parts, current_.parts);
+    return !call.received.empty() || std::equal(call.parts.begin(), call.parts.end(), theirs.parts);
   };
   for (int peer = 0; peer < size(); ++peer)
     if (!same_call(posted(peer), current_) || !same_parts(posted(peer)))
