@@ -127,8 +127,16 @@ Timing plan(Communicator& c, double budget, const std::function<void()>& call) {
 
 Timing timed(Communicator& c, double budget, const std::function<void()>& call) {
   Timing timing = plan(c, budget, call);
-  std::vector<double> seconds(n(timing.samples));
-  for (double& sample : seconds) sample = seconds_of(c, timing.calls, call);
+  const double start = real_clock().now();
+  std::vector<double> seconds;
+  std::uint8_t goes_on = 1;
+  while (goes_on) {
+    for (int i = 0; i < least_samples; ++i) seconds.push_back(seconds_of(c, timing.calls, call));
+    goes_on = static_cast<int>(seconds.size()) < timing.samples &&
+              real_clock().now() - start < 2 * budget;
+    c.broadcast(&goes_on, 1, DType::u8, 0);
+  }
+  timing.samples = static_cast<int>(seconds.size());
   c.all_reduce(seconds.data(), seconds.size(), DType::f64, Reduce::max);
   const auto middle = seconds.begin() + timing.samples / 2;
   std::nth_element(seconds.begin(), middle, seconds.end());

@@ -93,19 +93,32 @@ void MemoryCommunicator::check_world(const Message* message, int peer, double st
   if (!text.empty()) fail(message, str(text, " did not come within ", timeout(), " s"));
 }
 
+// To a peer that may be waiting for this core. Where another program took it, and for long, the
+// next waits sleep at once: who is woken has a better claim to a core than who gave it up.
+void MemoryCommunicator::give_way() {
+  constexpr double long_seconds = 300e-6;
+  constexpr int waits = 200;
+  const double before = real_clock().now();
+  std::this_thread::yield();
+  if (real_clock().now() - before > long_seconds) dear_waits_ = waits;
+}
+
 void MemoryCommunicator::wait_for(const Message* message, int peer,
                                   std::atomic<std::uint32_t>& counter, std::uint32_t target) {
   const auto arrived = [&] { return reached(counter.load(), target); };
   if (arrived()) return;
   const double started = real_clock().now();
-  while (real_clock().now() - started < options_.spin_seconds) {
+  while (dear_waits_ <= 0 && real_clock().now() - started < options_.spin_seconds) {
     for (int i = 0; i < 32; ++i) {
       if (arrived()) return;
       relax();
     }
-    if (crowded_) std::this_thread::yield();  // the peer may be waiting for this core
+    if (crowded_) give_way();
   }
-  std::this_thread::yield();
+  if (dear_waits_ > 0)
+    --dear_waits_;
+  else
+    std::this_thread::yield();
   for (;;) {
     const std::uint32_t seen = counter.load();
     if (reached(seen, target)) return;
