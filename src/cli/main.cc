@@ -68,8 +68,9 @@ int run(int argc, char** argv) {
   app.add_flag("--verbose", verbose, "tell how things are done, on standard error");
   app.footer(example("tutti train recipes/shakespeare.yaml"));
   Action chosen;
-  for (auto add : {add_train, add_resume, add_worker_verbs, add_tokenize, add_tokenizer, add_recipe,
-                   add_layout, add_parity, add_checkpoint, add_doctor, add_trace, add_version}) {
+  for (auto add :
+       {add_train, add_resume, add_worker_verbs, add_tokenize, add_tokenizer, add_recipe,
+        add_layout, add_parity, add_checkpoint, add_doctor, add_trace, add_bench, add_version}) {
     add(app, chosen);
   }
   try {

@@ -23,6 +23,7 @@ void add_checkpoint(CLI::App& app, Action& chosen);
 void add_doctor(CLI::App& app, Action& chosen);
 void add_doctor_run(CLI::App* doctor, Action& chosen);
 void add_trace(CLI::App& app, Action& chosen);
+void add_bench(CLI::App& app, Action& chosen);
 void add_version(CLI::App& app, Action& chosen);
 
 // RECIPE and --set, of the verbs that look at a recipe. Both must outlive the parsing.

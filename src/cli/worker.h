@@ -2,6 +2,7 @@
 //   tutti-worker train --run DIR [--resume]      one rank of a run, told by TUTTI_RANK and the like
 //   tutti-worker eval|generate|export DIR ...    the flags of the verb of the same name
 //   tutti-worker parity|layout --recipe=YAML ... the recipe whole
+//   tutti-worker bench --sizes=1024,4096 ...     one rank of a measurement of the transports
 #pragma once
 #include <string>
 #include <vector>

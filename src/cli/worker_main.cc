@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/version.h"
+#include "cli/worker_bench.h"
 #include "data/tokenizer.h"
 #include "nn/generate.h"
 #include "nn/hugging_face.h"
@@ -188,6 +189,19 @@ int parity(const Arguments& arguments) {
   return report.holds ? exit_ok : exit_differs;
 }
 
+int bench(const Arguments& arguments) {
+  CommBench bench;
+  bench.transports = split(arguments.get("transports", ""), ',');
+  bench.operations = split(arguments.get("operations", ""), ',');
+  for (const std::string& size : split(arguments.get("sizes", ""), ','))
+    bench.sizes.push_back(std::stoull(size));
+  bench.seconds = number(arguments.get("seconds", "0.3"));
+  bench.cores = std::stoi(arguments.get("cores", "1"));
+  bench.result = arguments.get("result", "");
+  bench_comm(bench);
+  return exit_ok;
+}
+
 int run(int argc, char** argv) {
   const std::string verb = argc > 1 ? argv[1] : "";
   if (verb == "version") {
@@ -200,6 +214,7 @@ int run(int argc, char** argv) {
   if (verb == "generate") return generate(arguments);
   if (verb == "layout") return layout(arguments);
   if (verb == "parity") return parity(arguments);
+  if (verb == "bench") return bench(arguments);
   if (verb == "export") return export_model(arguments);
   throw ConfigError("tutti-worker is started by tutti: see tutti --help");
 }

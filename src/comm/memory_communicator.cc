@@ -1,10 +1,11 @@
 #include "comm/memory_communicator.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
+#include <thread>
 
 #include "base/error.h"
+#include "comm/copy.h"
 #include "comm/reduce.h"
 
 namespace tutti::comm {
@@ -35,10 +36,6 @@ std::size_t within(std::size_t length, std::size_t first, std::size_t count) {
 
 constexpr std::size_t most_sources = max_memory_ranks * 32;
 
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-}
-
 }  // namespace
 
 MemoryCommunicator::MemoryCommunicator(std::shared_ptr<Segment> segment, int rank, int size,
@@ -47,6 +44,7 @@ MemoryCommunicator::MemoryCommunicator(std::shared_ptr<Segment> segment, int ran
       segment_(std::move(segment)),
       options_(options),
       threads_(threads),
+      crowded_(n(size) > std::thread::hardware_concurrency()),
       ranks_plan_(plan_reduction(even_ranges(size, size))) {
   set_timeout(options.timeout);
 }
@@ -236,10 +234,12 @@ std::size_t MemoryCommunicator::longest_piece(const Call& call) const {
 void MemoryCommunicator::post(const Call& call, bool in_place) {
   current_.plan = fingerprint(call.plan);
   current_.in_place = in_place;
-  for (int k = 0; k < call.nodes; ++k)
-    current_.location[k] = segment_->to_location(call.node[n(k)]);
-  current_.out = segment_->to_location(call.out);
-  posted(rank()) = current_;
+  Posted& mine = posted(rank());
+  static_cast<PostedCall&>(mine) = current_;
+  std::ranges::copy(call.parts, mine.parts);
+  if (!in_place) return;
+  for (int k = 0; k < call.nodes; ++k) mine.location[k] = segment_->to_location(call.node[n(k)]);
+  mine.out = segment_->to_location(call.out);
 }
 
 // Elements [first, first + count), as far as they exist, of all pieces that this rank brings.

@@ -2,6 +2,7 @@
 // pieces; after all peers posted theirs, each rank reads what it needs straight from them.
 #pragma once
 #include <array>
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -117,6 +118,7 @@ class MemoryCommunicator : public Communicator {
   // Waits until `counter` of `peer` has reached `target`, for the current call or for a message.
   void wait_for(const Message* message, int peer, std::atomic<std::uint32_t>& counter,
                 std::uint32_t target);
+  void give_way();
   // Throws when the group is aborted, a peer has ended without `arrived()`, or the time is over.
   template <class Arrived>
   void check_world(const Message* message, int peer, double started, Arrived arrived);
@@ -131,7 +133,9 @@ class MemoryCommunicator : public Communicator {
   std::shared_ptr<Segment> segment_;
   MemoryOptions options_;
   bool threads_;
-  ReductionPlan ranks_plan_;  // one id a rank
+  bool crowded_;                     // whether ranks must share cores
+  std::atomic<int> dear_waits_ = 0;  // how many waits still go without giving way
+  ReductionPlan ranks_plan_;         // one id a rank
   std::vector<ProcessWatch> processes_;
   std::uint64_t sequence_ = 0;
   std::uint32_t phase_ = 0;

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "comm/copy.h"
 #include "comm/memory_communicator.h"
 
 namespace tutti::comm {
@@ -14,10 +15,6 @@ struct Header {
   std::uint64_t bytes, location;
   bool in_place;
 };
-
-void copy_bytes(void* to, const void* from, std::size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-}
 
 }  // namespace
 

@@ -32,7 +32,7 @@ void relax() {
 #endif
 }
 
-bool same_call(const Posted& a, const Posted& b) {
+bool same_call(const PostedCall& a, const PostedCall& b) {
   return a.sequence == b.sequence && a.operation == b.operation && a.count == b.count &&
          a.type == b.type && a.reduce == b.reduce && a.root == b.root && a.plan == b.plan;
 }
@@ -48,7 +48,6 @@ void MemoryCommunicator::begin(const Call& call) {
   current_.count = call.count;
   current_.reduce = static_cast<std::int32_t>(call.reduce);
   current_.root = call.root;
-  std::ranges::fill(current_.parts, 0);
   std::ranges::copy(call.parts, current_.parts);
   if (segment_->group().aborted.load() == 2) fail(nullptr, segment_->group().reason);
 }
@@ -63,7 +62,7 @@ void MemoryCommunicator::synchronise() {
 
 void MemoryCommunicator::check_peers(const Call& call) {
   const auto same_parts = [&](const Posted& theirs) {
-    return !call.received.empty() || std::ranges::equal(theirs.parts, current_.parts);
+    return !call.received.empty() || std::equal(call.parts.begin(), call.parts.end(), theirs.parts);
   };
   for (int peer = 0; peer < size(); ++peer)
     if (!same_call(posted(peer), current_) || !same_parts(posted(peer)))
@@ -96,17 +95,32 @@ void MemoryCommunicator::check_world(const Message* message, int peer, double st
   if (!text.empty()) fail(message, str(text, " did not come within ", timeout(), " s"));
 }
 
+// To a peer that may be waiting for this core. Where another program took it, and for long, the
+// next waits sleep at once: who is woken has a better claim to a core than who gave it up.
+void MemoryCommunicator::give_way() {
+  constexpr double long_seconds = 300e-6;
+  constexpr int waits = 200;
+  const double before = real_clock().now();
+  std::this_thread::yield();
+  if (real_clock().now() - before > long_seconds) dear_waits_ = waits;
+}
+
 void MemoryCommunicator::wait_for(const Message* message, int peer,
                                   std::atomic<std::uint32_t>& counter, std::uint32_t target) {
   const auto arrived = [&] { return reached(counter.load(), target); };
   if (arrived()) return;
   const double started = real_clock().now();
-  while (real_clock().now() - started < options_.spin_seconds)
+  while (dear_waits_ <= 0 && real_clock().now() - started < options_.spin_seconds) {
     for (int i = 0; i < 32; ++i) {
       if (arrived()) return;
       relax();
     }
-  std::this_thread::yield();
+    if (crowded_) give_way();
+  }
+  if (dear_waits_ > 0)
+    --dear_waits_;
+  else
+    std::this_thread::yield();
   for (;;) {
     const std::uint32_t seen = counter.load();
     if (reached(seen, target)) return;

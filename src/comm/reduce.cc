@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <vector>
 
 #include "base/error.h"
+#include "comm/copy.h"
 
 namespace tutti::comm {
 namespace {
@@ -141,9 +141,9 @@ class Block {
     if constexpr (converts) {
       auto* narrowed = reinterpret_cast<T*>(scratch_[1]);
       for (std::size_t i = 0; i < count; ++i) narrow(result[i], narrowed[i]);
-      for (std::byte* out : outputs) std::memcpy(out + offset, narrowed, count * sizeof(T));
+      for (std::byte* out : outputs) copy_bytes(out + offset, narrowed, count * sizeof(T));
     } else {
-      for (std::byte* out : outputs) std::memmove(out + offset, result, count * sizeof(T));
+      for (std::byte* out : outputs) copy_bytes(out + offset, result, count * sizeof(T));
     }
   }
 

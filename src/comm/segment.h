@@ -11,11 +11,14 @@
 namespace tutti::comm {
 
 // A call as a rank posts it for its peers. Two alternate, so that a peer can read the last one
-// while the next is written.
-struct Posted {
+// while the next is written. Short calls are as fast as few lines go between cores: what all calls
+// have is one line, and of the rest only what a call uses is written and read.
+struct PostedCall {
   std::uint64_t sequence, count, plan;  // plan: a fingerprint of the reduction plan
   std::int32_t operation, type, reduce, root;
-  std::int32_t in_place;                     // peers may use location[] and out
+  std::int32_t in_place;  // peers may use location[] and out
+};
+struct alignas(64) Posted : PostedCall {
   std::uint64_t location[max_memory_ranks];  // of what it brings, relative to the segment
   std::uint64_t out;
   std::uint64_t parts[max_memory_ranks];  // counts of the parts (all_to_all: of those it sends)

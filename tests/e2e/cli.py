@@ -19,7 +19,7 @@ BIN = os.environ.get("TUTTI_BIN", "build/release/bin")
 VERBS = [["train"], ["resume"], ["eval"], ["generate"], ["export"], ["tokenize"],
          ["tokenizer", "train"], ["tokenizer", "encode"], ["tokenizer", "decode"],
          ["recipe", "check"], ["recipe", "show"], ["recipe", "schema"], ["recipe", "reference"],
-         ["checkpoint", "list"], ["checkpoint", "show"], ["checkpoint", "verify"], ["doctor"],
+         ["checkpoint", "list"], ["checkpoint", "show"], ["checkpoint", "verify"], ["doctor"], ["bench", "comm"],
          ["version"]]
 NEEDS_A_RUN = {"train", "resume", "eval", "generate", "export", "checkpoint"}
 
