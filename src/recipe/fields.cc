@@ -366,9 +366,7 @@ std::vector<Field> optimizer_fields() {
       choice("optimizer.state",
              "What the optimizer's moments are kept in; bf16 halves them, rounded by chance.",
              {"fp32", "bf16"}, AT(optimizer.state)),
-      number("optimizer.outer_lr",
-             "Rate of the outer step towards the mean of islands (DiLoCo); 1 without momentum: the "
-             "mean (local SGD).",
+      number("optimizer.outer_lr", "Rate of the step towards the mean of islands (DiLoCo).",
              not_negative, AT(optimizer.outer_lr)),
       number("optimizer.outer_momentum", "Nesterov's momentum of the outer step.", below_one,
              AT(optimizer.outer_momentum)),
@@ -450,18 +448,14 @@ std::vector<Field> parallel_fields() {
       count("parallel.watch_divergence",
             "Steps between comparisons of the state that ranks hold alike; 0: off.", any_count,
             AT(parallel.watch_divergence)),
-      count(
-          "parallel.islands",
-          "Groups of workers that train apart, each on its part of the batch, and take the mean of "
-          "their weights every local_steps.",
-          ranks, AT(parallel.islands)),
+      count("parallel.islands",
+            "Groups of workers that train apart between means of their weights.", ranks,
+            AT(parallel.islands)),
       count("parallel.local_steps",
-            "Steps between means of islands; 0: none, gradients are summed in each step.",
-            any_count, AT(parallel.local_steps)),
-      number(
-          "parallel.timeout",
-          "Seconds that ranks wait for each other before the run ends and says who did not come.",
-          Limits{1, {}, 1e6, {}}, AT(parallel.timeout)),
+            "Steps between means of islands; 0: gradients are summed in each.", any_count,
+            AT(parallel.local_steps)),
+      number("parallel.timeout", "Seconds that ranks wait for each other before the run ends.",
+             Limits{1, {}, 1e6, {}}, AT(parallel.timeout)),
   };
 }
 
