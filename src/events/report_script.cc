@@ -213,7 +213,8 @@ el("div", document.getElementById("top"), run.subtitle, "sub");
 for (const [value, label] of [[short(sum.loss), "training loss"], [sum.validation_loss == null ? null : short(sum.validation_loss), "validation loss"],
     [sum.nats_per_byte == null ? null : short(sum.nats_per_byte), "nats per byte"], [short(sum.tokens_per_second), "tokens/s"],
     [sum.mfu ? percent(sum.mfu) : null, "MFU"], [span(sum.seconds), "duration"], [sum.steps == null ? null : sum.steps.toLocaleString("en"), "steps"],
-    [sum.tokens == null ? null : short(sum.tokens), "tokens seen"], [sum.workers == null ? null : sum.workers, "workers"]])
+    [sum.tokens == null ? null : short(sum.tokens), "tokens seen"], [sum.workers == null ? null : sum.workers, "workers"],
+    [sum.exposed == null ? null : percent(sum.exposed), "exposed communication"]])
   if (value !== null) { const tile = el("div", document.getElementById("tiles"), undefined, "tile"); el("b", tile, value); el("span", tile, label); }
 
 const of = (name, label, i) => ({name: label, points: run.series[name], i});

@@ -23,9 +23,7 @@ std::string rank_name(int rank, const char* extension) {
 }  // namespace
 
 fs::path RunFolder::events(int rank) const { return path_ / "events" / rank_name(rank, ".jsonl"); }
-fs::path RunFolder::flight(int rank) const {
-  return path_ / "events" / rank_name(rank, ".flight");
-}
+fs::path RunFolder::flight(int rank) const { return path_ / "events" / rank_name(rank, ".flight"); }
 
 fs::path RunFolder::log(int rank) const { return path_ / "logs" / rank_name(rank, ".log"); }
 

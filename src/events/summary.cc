@@ -5,6 +5,18 @@
 
 namespace tutti::events {
 
+namespace {
+
+// Of the steps' time, what rank 0 waited for operations of its groups; null without steps.
+Json exposed_share(const History& history) {
+  double waited = 0, whole = 0;
+  for (const auto& point : history.series("exposed_seconds")) waited += point.value;
+  for (const auto& point : history.series("step_seconds")) whole += point.value;
+  return whole > 0 ? Json(waited / whole) : Json();
+}
+
+}  // namespace
+
 Json make_summary(const RunFolder& run, int exit_code, int workers) {
   const History history(run.events(0));
   const auto last = [&](const char* name) {
@@ -31,6 +43,7 @@ Json make_summary(const RunFolder& run, int exit_code, int workers) {
     if (record["name"] == "done") done = record["data"];
   }
   summary["seconds"] = ended - started;
+  if (workers > 1) summary["exposed"] = exposed_share(history);
   if (done.is_object()) summary.update(done);
   if (started > 0) summary["started"] = iso_time(started);
   if (ended > 0) summary["ended"] = iso_time(ended);

@@ -1,8 +1,12 @@
 #include "parallel/islands.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
+#include "base/json.h"
+#include "collective/text.h"
+#include "parallel/compression.h"
 #include "plan/layout.h"
 
 namespace tutti::parallel {
@@ -44,6 +48,7 @@ Islands::Islands(const recipe::Recipe& recipe, Task& task, const Make& make,
   for (StateTensor& tensor : inner_->state())
     if (of_model(tensor)) across_->broadcast(tensor.value, 0);
   inner_->restored();
+  learn_owners();
   remember();
 }
 
@@ -54,21 +59,83 @@ std::vector<StateTensor> Islands::trained() {
   return found;
 }
 
+void Islands::learn_owners() {
+  Json mine = Json::array();
+  for (const StateTensor& tensor : trained()) mine.push_back({key_of(tensor), tensor.owned});
+  std::vector<std::set<std::string>> held;
+  for (const std::string& text : collective::all_gather_text(*island_, mine.dump())) {
+    const int rank = static_cast<int>(held.size());
+    held.emplace_back();
+    for (const Json& piece : parse_json(text, "a rank's pieces")) {
+      held.back().insert(piece[0].get<std::string>());
+      if (piece[1].get<bool>()) owner_.try_emplace(piece[0].get<std::string>(), rank);
+    }
+  }
+  for (int rank = 0; rank < island_->size(); ++rank) {
+    to_.emplace_back();
+    for (const std::string& key : held[static_cast<std::size_t>(rank)])
+      if (owner_.contains(key) && owner_.at(key) != rank) to_.back().push_back(key);
+  }
+}
+
+bool Islands::sends(const StateTensor& tensor) const {
+  const auto owner = owner_.find(key_of(tensor));
+  return owner != owner_.end() && owner->second == island_->rank() && tensor.value.numel() > 0;
+}
+
 void Islands::remember() {
   for (const StateTensor& tensor : trained()) {
     Outer& outer = outer_[key_of(tensor)];
     outer.weights = tensor.value.clone();
     if (!outer.momentum.defined()) outer.momentum = torch::zeros_like(tensor.value);
+    if (rounds() && sends(tensor) && !outer.error.defined())
+      outer.error = torch::zeros_like(tensor.value);
   }
 }
 
-// Sums the tensors over the islands in one operation: the wire between them may be slow to answer.
-void Islands::sum_across(const std::vector<torch::Tensor>& tensors) {
-  if (tensors.empty()) return;
+// From owners to the others of the island that hold the same pieces.
+void Islands::hand_round(std::vector<StateTensor>& all) {
+  std::map<std::string, torch::Tensor> values;
+  for (const StateTensor& tensor : all) values[key_of(tensor)] = tensor.value;
+  const int me = island_->rank();
+  collective::Counts sent, received;
+  std::vector<torch::Tensor> parts;
+  std::vector<torch::Tensor> places;
+  for (int rank = 0; rank < island_->size(); ++rank) {
+    sent.push_back(0), received.push_back(0);
+    for (const std::string& key : to_[static_cast<std::size_t>(rank)])
+      if (owner_.at(key) == me) {
+        parts.push_back(values.at(key).view({-1}));
+        sent.back() += parts.back().numel();
+      }
+    for (const std::string& key : to_[static_cast<std::size_t>(me)])
+      if (owner_.at(key) == rank) {
+        places.push_back(values.at(key).view({-1}));
+        received.back() += places.back().numel();
+      }
+  }
+  const torch::Tensor none =
+      torch::empty({0}, all.empty() ? torch::kFloat : all[0].value.scalar_type());
+  const torch::Tensor in = parts.empty() ? none : torch::cat(parts);
+  const torch::Tensor out = torch::empty(
+      {std::accumulate(received.begin(), received.end(), std::int64_t{0})}, none.options());
+  island_->all_to_all_v(in, out, sent, received);
+  std::int64_t at = 0;
+  for (torch::Tensor& place : places) {
+    place.copy_(out.narrow(0, at, place.numel()));
+    at += place.numel();
+  }
+}
+
+// One operation for all: the wire between islands may be slow to answer.
+void Islands::mean_of(const std::vector<StateTensor>& sent) {
+  if (sent.empty()) return;
+  if (rounds()) return mean_of_rounded(sent);
   std::vector<torch::Tensor> flat;
-  for (const torch::Tensor& tensor : tensors) flat.push_back(tensor.view({-1}));
+  for (const StateTensor& tensor : sent) flat.push_back(tensor.value.view({-1}));
   const torch::Tensor all = torch::cat(flat);
   across_->all_reduce(all);
+  all.div_(static_cast<double>(across_->size()));
   std::int64_t at = 0;
   for (torch::Tensor& tensor : flat) {
     tensor.copy_(all.narrow(0, at, tensor.numel()));
@@ -76,29 +143,44 @@ void Islands::sum_across(const std::vector<torch::Tensor>& tensors) {
   }
 }
 
-// What all ranks of an island hold is dealt to them, so that it crosses once.
+// Parts of one buffer, piece after piece, so that no block spans two of them.
+void Islands::mean_of_rounded(const std::vector<StateTensor>& sent) {
+  const Compression kind = compression_of(recipe_.optimizer.outer_type);
+  std::vector<torch::Tensor> parts;
+  for (const StateTensor& tensor : sent) {
+    Outer& outer = outer_.at(key_of(tensor));
+    const torch::Tensor delta = outer.weights - tensor.value + outer.error;
+    parts.push_back(compressed(kind, delta));
+    outer.error.copy_(delta - expanded(kind, parts.back(), delta));
+  }
+  const torch::Tensor all = across_->all_gather(torch::cat(parts));
+  std::int64_t at = 0;
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    const Outer& outer = outer_.at(key_of(sent[i]));
+    torch::Tensor sum = torch::zeros_like(outer.weights);
+    for (int island = 0; island < across_->size(); ++island)
+      sum += expanded(kind, all[island].narrow(0, at, parts[i].numel()), sum);
+    torch::Tensor(sent[i].value).copy_(outer.weights - sum / across_->size());
+    at += parts[i].numel();
+  }
+}
+
 void Islands::average() {
   const torch::NoGradGuard no_grad;
-  std::vector<StateTensor> all = trained();
-  std::vector<torch::Tensor> mine;
-  std::vector<std::pair<torch::Tensor, int>> dealt;  // and the island's rank that sums it
-  for (const StateTensor& tensor : all) {
-    if (!tensor.box)
-      dealt.emplace_back(tensor.value, static_cast<int>(dealt.size()) % island_->size());
-    if (tensor.box || dealt.back().second == island_->rank()) mine.push_back(tensor.value);
-  }
-  sum_across(mine);
-  for (const auto& [value, rank] : dealt) island_->broadcast(value, rank);
+  std::vector<StateTensor> all = trained(), sent;
+  for (const StateTensor& tensor : all)
+    if (sends(tensor)) sent.push_back(tensor);
+  mean_of(sent);
+  hand_round(all);
   for (StateTensor& tensor : all) outer_step(outer_.at(key_of(tensor)), tensor.value);
   for (StateTensor& tensor : inner_->state())
     if (moving_.contains(tensor.name)) across_->broadcast(tensor.value, 0);
   inner_->restored();
 }
 
-// `value` holds the sum of the islands' weights, and then the weights to go on with.
+// `value` holds the mean of the islands' weights, and then the weights to go on with.
 void Islands::outer_step(Outer& outer, torch::Tensor& value) const {
   const double lr = recipe_.optimizer.outer_lr, mu = recipe_.optimizer.outer_momentum;
-  value.div_(static_cast<double>(across_->size()));
   const torch::Tensor delta = outer.weights - value;
   outer.momentum.mul_(mu).add_(delta);
   const torch::Tensor step = mu > 0 ? delta + mu * outer.momentum : delta;
@@ -146,27 +228,50 @@ std::int64_t Islands::agree(std::int64_t value) {
   return agreed.item<std::int64_t>();
 }
 
+// A tensor of one island, and that this rank has nothing of the others'.
+void Islands::add_of_island(std::vector<StateTensor>& all, StateTensor tensor) const {
+  if (!tensor.box) {
+    tensor.shape = tensor.value.sizes().vec();
+    tensor.box = whole(tensor.shape);
+    tensor.owned = island_->rank() == 0;
+  }
+  for (int island = 0; island < across_->size(); ++island) {
+    all.push_back(island == place_ ? tensor : nothing_of(tensor));
+    all.back().name = str("island.", island, "/", tensor.name);
+  }
+}
+
+void Islands::add_outer(std::vector<StateTensor>& all, StateTensor tensor) const {
+  const Outer& outer = outer_.at(key_of(tensor));
+  const std::string name = tensor.name.substr(std::string("model/").size());
+  tensor.name = "outer.momentum/" + name;
+  tensor.value = outer.momentum;
+  all.push_back(tensor);
+  if (!rounds()) return;
+  tensor.name = "outer.error/" + name;
+  if (!tensor.box) {
+    tensor.shape = tensor.value.sizes().vec();
+    tensor.box = whole(tensor.shape);
+  }
+  tensor.owned = true;
+  if (outer.error.defined())
+    tensor.value = outer.error;
+  else
+    tensor = nothing_of(tensor);
+  add_of_island(all, tensor);
+}
+
 std::vector<StateTensor> Islands::state() {
   std::vector<StateTensor> all;
   for (StateTensor tensor : inner_->state()) {
-    if (of_model(tensor)) {
-      tensor.owned = tensor.owned && place_ == 0;
-      all.push_back(tensor);
-      if (!trained_.contains(tensor.name)) continue;
-      tensor.name = "outer.momentum/" + tensor.name.substr(6);
-      tensor.value = outer_.at(key_of(all.back())).momentum;
-      all.push_back(tensor);
+    if (!of_model(tensor)) {
+      add_of_island(all, std::move(tensor));
       continue;
     }
-    if (!tensor.box) {
-      tensor.shape = tensor.value.sizes().vec();
-      tensor.box = whole(tensor.shape);
-      tensor.owned = island_->rank() == 0;
-    }
-    for (int island = 0; island < across_->size(); ++island) {
-      all.push_back(island == place_ ? tensor : nothing_of(tensor));
-      all.back().name = str("island.", island, "/", tensor.name);
-    }
+    const bool owned = tensor.owned;
+    tensor.owned = owned && place_ == 0;
+    all.push_back(tensor);
+    if (trained_.contains(tensor.name)) add_outer(all, tensor);
   }
   return all;
 }

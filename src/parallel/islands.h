@@ -9,6 +9,10 @@
 //   mean = 1/R sum w_i    delta = w - mean      v <- mu v + delta
 //   w <- w - lr (delta + mu v)   if mu > 0 (Nesterov),   w <- w - lr delta   else
 //
+// With optimizer.outer_type other than fp32, delta_i = w - w_i + e_i is sent rounded
+// (compression.h), delta is the mean of what was sent, and e_i <- delta_i - sent_i (error feedback:
+// Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes", 2019).
+//
 // lr = 1 and mu = 0 is local SGD (Stich, "Local SGD converges fast and communicates little", 2019).
 // Buffers that training changes are island 0's. All state is whole only after a mean: checkpoints,
 // comparisons and the end of a run fall there (plan/layout.h refuses other intervals).
@@ -42,8 +46,9 @@ class Islands : public Engine {
   double evaluate(std::int64_t count, const BatchSource& batches) override;
   std::int64_t agree(std::int64_t value) override;
   std::vector<StateTensor> gradients() override { return inner_->gradients(); }
-  // The weights, the outer momentum "outer.momentum/<parameter>", and each island's optimizer,
-  // "island.1/optimizer.exp_avg/<parameter>".
+  // The weights, the outer momentum "outer.momentum/<parameter>", and of each island its optimizer,
+  // "island.1/optimizer.exp_avg/<parameter>", and what it has not sent yet,
+  // "island.1/outer.error/...".
   std::vector<StateTensor> state() override;
   void restored() override;
   std::vector<StateTensor> copies() override { return inner_->copies(); }
@@ -53,20 +58,32 @@ class Islands : public Engine {
  private:
   struct Outer {
     torch::Tensor weights, momentum;  // of one piece, as the last mean left it
+    torch::Tensor error;  // undefined: another rank of the island sends it, or all is sent
   };
   std::vector<StateTensor> trained();
   void remember();
   void average();
-  void sum_across(const std::vector<torch::Tensor>& tensors);
+  // Who sends what: of the ranks that hold a piece, the one that owns it.
+  void learn_owners();
+  void hand_round(std::vector<StateTensor>& all);
+  bool sends(const StateTensor& tensor) const;
+  // Sets the values of pieces that this rank sends to their mean over the islands.
+  void mean_of(const std::vector<StateTensor>& sent);
+  void mean_of_rounded(const std::vector<StateTensor>& sent);
+  bool rounds() const { return recipe_.optimizer.outer_type != "fp32"; }
   void outer_step(Outer& outer, torch::Tensor& value) const;
   void share(StepOutcome& outcome);
+  void add_of_island(std::vector<StateTensor>& all, StateTensor tensor) const;
+  void add_outer(std::vector<StateTensor>& all, StateTensor tensor) const;
 
   recipe::Recipe recipe_;
   std::shared_ptr<collective::Group> world_, island_, across_;  // across: one rank of each island
   int place_;                                                   // of this rank's island
   std::unique_ptr<Engine> inner_;
-  std::set<std::string> trained_, moving_;  // parameters and buffers, "model/..."
-  std::map<std::string, Outer> outer_;      // by name and box
+  std::set<std::string> trained_, moving_;    // parameters and buffers, "model/..."
+  std::map<std::string, int> owner_;          // rank of the island, by name and box
+  std::vector<std::vector<std::string>> to_;  // each rank of the island: pieces that it gets
+  std::map<std::string, Outer> outer_;        // by name and box
   double elapsed_ = 0;
 };
 

@@ -115,7 +115,8 @@ void note_layout(const Recipe& r, Notes& notes) {
              "parallel.tensor is 1");
   notes.idle(p.tensor == 1 && p.expert == 1, {"parallel.rules"},
              "parallel.tensor and parallel.expert are 1");
-  notes.idle(p.local_steps == 0, {"optimizer.outer_lr", "optimizer.outer_momentum"},
+  notes.idle(p.local_steps == 0,
+             {"optimizer.outer_lr", "optimizer.outer_momentum", "optimizer.outer_type"},
              "parallel.local_steps is 0");
   notes.idle(p.context == 1, {"parallel.context_kind"}, "parallel.context is 1");
   notes.idle(p.pipeline == 1, {"parallel.pipeline_schedule"}, "parallel.pipeline is 1");

@@ -108,9 +108,11 @@ struct Optimizer {
   double matrix_lr = 0.02;     // muon: for the hidden matrices; lr serves the rest, by adamw
   double clip = 1.0;           // global gradient norm; 0: off
   std::string state = "fp32";  // fp32 | bf16: what moments are kept in
-  // Of the mean of islands (parallel.local_steps): Nesterov's momentum; rate 1 without it is the mean.
+  // Of the mean of islands (parallel.local_steps): Nesterov's momentum; rate 1 without it is the
+  // mean.
   double outer_lr = 0.7;
   double outer_momentum = 0.9;
+  std::string outer_type = "fp32";  // fp32 | bf16 | int8 | int4: what islands send
 };
 
 struct Schedule {
@@ -147,9 +149,10 @@ struct Parallel {
   std::int64_t expert_tensor = 1;          // ranks over which each expert is cut
   std::string rules;                       // "mlp=none vocab=none": other than the default table
   std::int64_t watch_divergence = 0;       // steps between hashes of replicated state; 0: off
-  std::int64_t islands = 1;      // groups of workers that train apart between their means
-  std::int64_t local_steps = 0;  // steps between means; 0: no islands, gradients are summed each step
-  double timeout = 300;                    // seconds that ranks wait for each other
+  std::int64_t islands = 1;                // groups of workers that train apart between their means
+  std::int64_t local_steps =
+      0;                 // steps between means; 0: no islands, gradients are summed each step
+  double timeout = 300;  // seconds that ranks wait for each other
 };
 
 // Workers that compute one data rank's part of a batch together.

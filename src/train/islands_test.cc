@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
+
 #include "base/fs.h"
 #include "train/layout_runs.h"
 
@@ -103,6 +105,31 @@ TEST_CASE("islands: the algorithm, written out") {
   }
 }
 
+// With so many bits the means are near; with few, the errors are kept for the next.
+TEST_CASE("islands that send rounded changes: near, alike in layouts, resumed to the bit") {
+  const recipe::Recipe plain = islands(2, 2);
+  const Run expected = train(plain, torch::kFloat, first(6));
+  for (const auto& [type, near] : {std::pair{"bf16", 1e-3}, {"int8", 3e-3}, {"int4", 5e-2}}) {
+    CAPTURE(type);
+    recipe::Recipe recipe = plain;
+    recipe.optimizer.outer_type = type;
+    const Run run = train(recipe, torch::kFloat, first(6));
+    const double loss = std::abs(run.evaluation / expected.evaluation - 1);
+    CHECK(loss > 0);
+    CHECK(loss < near);
+    recipe.parallel.workers = 4;
+    const Run two = train(recipe, torch::kFloat, first(6));
+    for (const auto& [name, value] : run.state)
+      CHECK_MESSAGE(two.state.at(name).equal(value), name);
+    const TempFolder folder;
+    train(recipe, torch::kFloat, {.count = 2, .save = folder.path()});
+    recipe.parallel.workers = 2;  // the error of a tensor is another rank's now
+    const Run on = train(recipe, torch::kFloat, {.first = 2, .count = 4, .load = folder.path()});
+    for (const auto& [name, value] : run.state) CHECK_MESSAGE(on.state.at(name).equal(value), name);
+    CHECK(run.state.at("island.1/outer.error/model.norm.weight").abs().max().item<double>() > 0);
+  }
+}
+
 TEST_CASE("islands: one of them, a mean each step, rate 1: the inner optimizer, bit for bit") {
   recipe::Recipe plain = base("llama");
   const Run expected = train(plain, torch::kFloat, first(4));
@@ -141,6 +168,36 @@ TEST_CASE("islands resumed after a mean are as if they had not stopped") {
   const Run run = train(recipe, torch::kFloat, {.first = 2, .count = 4, .load = folder.path()});
   for (const auto& [name, value] : expected.state)
     CHECK_MESSAGE(run.state.at(name).equal(value), name);
+}
+
+TEST_CASE("islands: the weights cross once, whatever an island's ranks hold twice") {
+  recipe::Recipe recipe = islands(2, 1);
+  recipe.parallel.workers = 8;
+  recipe.batch.global = 32;
+  for (const auto& [zero, tensor, type] :
+       {std::tuple{0, 1, "fp32"}, {3, 1, "fp32"}, {1, 2, "fp32"}, {0, 2, "int4"}}) {
+    recipe.parallel.zero = zero;
+    recipe.parallel.tensor = tensor;
+    recipe.optimizer.outer_type = type;
+    CAPTURE(text_of(recipe));
+    std::atomic<std::int64_t> crossed = 0, parameters = 0;
+    play(recipe, [&](const Player& player) {
+      player.world->on_call([&](const collective::Call& call) {
+        const bool sum = std::string(call.operation) == "all_reduce" && call.bytes > 32;
+        if (call.group.name().starts_with("islands") && sum) crossed += call.bytes;
+        if (call.group.name().starts_with("islands") && call.operation == std::string("all_gather"))
+          crossed += call.bytes / 2;  // what each of two brings
+      });
+      player.step(0);
+      player.world->on_call({});
+      parameters = player.engine.parameter_count();
+    });
+    const auto each = static_cast<double>(crossed) / 2 / static_cast<double>(parameters);
+    if (type == std::string("fp32"))
+      CHECK(each == 4);
+    else
+      CHECK(each < 0.7);  // small parameters do not fill their blocks
+  }
 }
 
 TEST_CASE("islands: between means nothing crosses, and nobody stops") {
