@@ -26,13 +26,13 @@ torch::Tensor in_blocks(const torch::Tensor& values) {
 
 // Two numbers of -7 to 7 in a byte.
 torch::Tensor paired(const torch::Tensor& whole) {
-  const torch::Tensor pairs = (whole + 8).to(torch::kByte).view({whole.size(0), block / 2, 2});
-  return pairs.select(2, 0) * 16 + pairs.select(2, 1);
+  const torch::Tensor pairs = (whole + 8).to(torch::kByte).view({-1, 2});
+  return pairs.select(1, 0) * 16 + pairs.select(1, 1);
 }
 
 torch::Tensor parted(const torch::Tensor& pairs) {
   const torch::Tensor high = torch::floor_divide(pairs, 16), low = pairs - high * 16;
-  return torch::stack({high, low}, 2).view({pairs.size(0), block}).to(torch::kFloat) - 8;
+  return torch::stack({high, low}, 1).view({-1}).to(torch::kFloat) - 8;
 }
 
 }  // namespace
@@ -51,8 +51,9 @@ torch::Tensor compressed(Compression kind, const torch::Tensor& values) {
   const torch::Tensor divisor = torch::where(scale > 0, scale, torch::ones_like(scale));
   const torch::Tensor whole =
       torch::nan_to_num(rows / divisor).round().clamp(-largest(kind), largest(kind));
-  return torch::cat({bytes_of(scale), kind == Compression::int8 ? bytes_of(whole.to(torch::kChar))
-                                                                : bytes_of(paired(whole))});
+  const torch::Tensor flat = whole.view({-1}).narrow(0, 0, (values.numel() + 1) / 2 * 2);
+  return torch::cat({bytes_of(scale), kind == Compression::int8 ? bytes_of(flat.to(torch::kChar))
+                                                                : bytes_of(paired(flat))});
 }
 
 torch::Tensor expanded(Compression kind, const torch::Tensor& bytes, const torch::Tensor& like) {
@@ -63,12 +64,16 @@ torch::Tensor expanded(Compression kind, const torch::Tensor& bytes, const torch
   const auto scales = blocks * static_cast<std::int64_t>(sizeof(float));
   const torch::Tensor scale =
       own.narrow(0, 0, scales).clone().view(torch::kFloat).view({blocks, 1});
-  const torch::Tensor rest = own.narrow(0, scales, own.numel() - scales);
+  const torch::Tensor rest = own.narrow(0, scales, own.numel() - scales).clone();
   const torch::Tensor whole =
-      kind == Compression::int8
-          ? rest.clone().view(torch::kChar).view({blocks, block}).to(torch::kFloat)
-          : parted(rest.view({blocks, block / 2}));
-  return (whole * scale).view({-1}).narrow(0, 0, count).view(like.sizes()).to(like);
+      kind == Compression::int8 ? rest.view(torch::kChar).to(torch::kFloat) : parted(rest);
+  torch::Tensor rows = torch::zeros({blocks * block}, torch::kFloat);
+  rows.narrow(0, 0, whole.numel()).copy_(whole);
+  return (rows.view({blocks, block}) * scale)
+      .view({-1})
+      .narrow(0, 0, count)
+      .view(like.sizes())
+      .to(like);
 }
 
 }  // namespace tutti::parallel
