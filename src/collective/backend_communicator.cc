@@ -251,6 +251,7 @@ void BackendCommunicator::reduce_to_all(const Name& name, std::span<const void* 
 void BackendCommunicator::reduce(const void* in, void* out, std::size_t count, DType type,
                                  comm::Reduce reduce, int root) {
   comm::check_reduction(type, reduce);
+  TUTTI_ASSERT(0 <= root && root < size(), "root ", root);
   std::vector<std::size_t> counts(n(size()));
   counts[n(root)] = count;
   reduce_scatter({"reduce", type, count, ++sequence_}, {&in, 1}, out, counts, reduce, ranks_plan_);
@@ -260,6 +261,7 @@ void BackendCommunicator::gather_v(const void* in, void* out, std::span<const st
                                    DType type, int root) {
   TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
   const auto bytes = [&](int r) { return static_cast<std::int64_t>(counts[n(r)] * size_of(type)); };
+  TUTTI_ASSERT(0 <= root && root < size(), "root ", root);
   Sizes send(n(size())), receive(n(size()));
   send[n(root)] = bytes(rank());
   for (int r = 0; rank() == root && r < size(); ++r) receive[n(r)] = bytes(r);
@@ -270,6 +272,7 @@ void BackendCommunicator::scatter_v(const void* in, void* out, std::span<const s
                                     DType type, int root) {
   TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
   const auto bytes = [&](int r) { return static_cast<std::int64_t>(counts[n(r)] * size_of(type)); };
+  TUTTI_ASSERT(0 <= root && root < size(), "root ", root);
   Sizes send(n(size())), receive(n(size()));
   receive[n(root)] = bytes(rank());
   for (int r = 0; rank() == root && r < size(); ++r) send[n(r)] = bytes(r);

@@ -24,7 +24,10 @@ at::Tensor room_for(const Tensors& list, const at::TensorOptions& options) {
 
 at::Tensor joined(const Tensors& list) {
   Tensors flat;
-  for (const at::Tensor& tensor : list) flat.push_back(tensor.reshape({-1}));
+  for (const at::Tensor& tensor : list) {
+    TORCH_CHECK(tensor.scalar_type() == list[0].scalar_type(), "a list of one type");
+    flat.push_back(tensor.reshape({-1}));
+  }
   return at::cat(flat);
 }
 
@@ -177,6 +180,8 @@ CommBackend::WorkPtr CommBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                            const c10d::AllToAllOptions&) {
   check_list(outputs);
   check_list(inputs);
+  TORCH_CHECK(inputs[0].scalar_type() == outputs[0].scalar_type(),
+              "inputs and outputs of one type");
   return start(c10d::OpType::ALLTOALL, outputs,
                [list = outputs, receive = counts_of(outputs), send = counts_of(inputs),
                 in = Dense(joined(inputs)), like = outputs[0].options()](auto& c) {

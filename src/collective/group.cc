@@ -110,6 +110,10 @@ c10::intrusive_ptr<c10d::Backend> Group::backend() { return backend_; }
 
 void Group::record(std::shared_ptr<comm::FlightRecorder> recorder) {
   taps_->recorder = std::move(recorder);
+  enter_record();
+}
+
+void Group::enter_record() {
   recorded_ =
       taps_->recorder && size() > 1 ? taps_->recorder->add_group(name(), key_, rank(), size()) : -1;
 }
@@ -131,6 +135,9 @@ CommThreads::Task Group::noted(const Asked& asked, CommThreads::Task task) {
     } catch (const WorldError& error) {
       if (recorder) recorder->end(order, true);
       throw WorldError(str(error.what(), " (asked for at ", comm::site_text(site), ")"));
+    } catch (...) {
+      if (recorder) recorder->end(order, true);
+      throw;
     }
     if (recorder) recorder->end(order, false);
   };

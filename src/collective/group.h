@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -189,6 +190,7 @@ class Group {
   // Tells who wants to know, and gives the task to its thread.
   std::shared_ptr<Work> start(const Asked& asked, CommThreads::Task task);
   CommThreads::Task noted(const Asked& asked, CommThreads::Task task);
+  void enter_record();
 
   Meet meet_;
   std::shared_ptr<Taps> taps_ = std::make_shared<Taps>();

@@ -91,7 +91,7 @@ std::shared_ptr<Group> Group::subgroup(const std::vector<int>& members, const st
   group->path_ = key + "/";
   group->taps_ = taps_;
   group->key_ = hash64(key);
-  if (recorded_ >= 0) group->record(taps_->recorder);
+  group->enter_record();
   const std::lock_guard lock(mutex_);
   subgroups_.push_back(group);
   return group;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -51,6 +52,19 @@ std::uint64_t birth_of(int process) {
   return ticks.empty() ? 0 : std::stoull(ticks);
 }
 
+// Seconds since 1970 less those of the monotonic clock: the tightest of some readings, as this
+// process may lose its core between two.
+double wall_offset() {
+  double offset = 0, least = 1e300;
+  for (int i = 0; i < 16; ++i) {
+    const double before = real_clock().now(), wall = wall_seconds(), after = real_clock().now();
+    if (after - before >= least) continue;
+    least = after - before;
+    offset = wall - (before + after) / 2;
+  }
+  return offset;
+}
+
 }  // namespace
 
 std::string site_text(const std::source_location& site) {
@@ -66,7 +80,8 @@ struct FlightRecorder::File {
 };
 
 FlightRecorder::FlightRecorder(const fs::path& file, int rank, int world) {
-  const int fd = ::open(file.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  ::unlink(file.c_str());  // whoever reads an older one keeps it
+  const int fd = ::open(file.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0) throw WorldError(str(file.string(), ": cannot be made: ", errno_text()));
   // Room on the disk now, so that a full one is an error here and not a signal later.
   const int error = ::posix_fallocate(fd, 0, sizeof(File));
@@ -80,13 +95,13 @@ FlightRecorder::FlightRecorder(const fs::path& file, int rank, int world) {
   FlightHead& head = file_->head;
   head.rank = rank, head.world = world, head.process = ::getpid();
   head.birth = birth_of(::getpid());
-  head.wall = wall_seconds() - real_clock().now();
+  head.wall = wall_offset();
   put(head.host, host_name());
   head.magic = magic;  // last: it is a recorder's from now on
 }
 
 FlightRecorder::~FlightRecorder() {
-  file_->head.closed = 1;
+  file_->head.closed = std::uncaught_exceptions() > 0 ? 2 : 1;
   ::munmap(file_, sizeof(File));
 }
 
@@ -104,13 +119,18 @@ int FlightRecorder::add_group(const std::string& name, std::uint64_t key, int ra
 FlightEntry& FlightRecorder::claim(std::uint64_t& order) {
   order = std::atomic_ref(file_->head.newest).fetch_add(1) + 1;
   FlightEntry& entry = file_->entries[order % FlightHead::capacity];
-  entry = {};
+  std::atomic_ref(entry.order).store(0);
+  std::atomic_thread_fence(std::memory_order_release);
+  const FlightEntry empty;
+  std::memcpy(reinterpret_cast<std::byte*>(&entry) + sizeof entry.order,
+              reinterpret_cast<const std::byte*>(&empty) + sizeof entry.order,
+              sizeof entry - sizeof entry.order);
   return entry;
 }
 
 FlightEntry* FlightRecorder::find(std::uint64_t order) {
   FlightEntry& entry = file_->entries[order % FlightHead::capacity];
-  return order > 0 && entry.order == order ? &entry : nullptr;
+  return order > 0 && std::atomic_ref(entry.order).load() == order ? &entry : nullptr;
 }
 
 std::uint64_t FlightRecorder::ask(const Asked& asked) {
@@ -148,8 +168,7 @@ void FlightRecorder::span(const char* name, double start, double end) {
 
 namespace {
 
-FlightLog::Process state_of(int process, std::uint64_t birth, bool closed) {
-  if (closed) return FlightLog::Process::closed;
+FlightLog::Process state_of(int process, std::uint64_t birth) {
   if (birth_of(process) != birth) return FlightLog::Process::ended;
   const std::string state = process_field(process, 3);
   if (state == "Z" || state == "X") return FlightLog::Process::ended;
@@ -182,18 +201,25 @@ FlightLog read_flight(const fs::path& file) {
   }
   for (std::uint64_t i = 0; i < FlightHead::capacity; ++i) {
     FlightEntry entry;
+    const std::byte* place = from;
     take(entry);
-    if (entry.order == 0 || entry.group >= static_cast<std::int32_t>(log.groups.size())) continue;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    std::uint64_t again = 0;  // another one now: it was written while it was read
+    std::memcpy(&again, place, sizeof again);
+    if (entry.order == 0 || again != entry.order ||
+        entry.group >= static_cast<std::int32_t>(log.groups.size()))
+      continue;
     entry.operation.back() = entry.site.back() = 0;
     log.now = std::max({log.now, entry.asked, entry.started, entry.ended});
     log.entries.push_back(entry);
   }
   std::ranges::sort(log.entries, {}, &FlightEntry::order);
   const bool here = log.host == host_name();
-  log.state = here          ? state_of(head.process, head.birth, head.closed != 0)
-              : head.closed ? FlightLog::Process::closed
-                            : FlightLog::Process::elsewhere;
-  if (here) log.now = std::max(log.now, wall_seconds() - head.wall);
+  log.state = head.closed == 1   ? FlightLog::Process::closed
+              : head.closed == 2 ? FlightLog::Process::failed
+              : here             ? state_of(head.process, head.birth)
+                                 : FlightLog::Process::elsewhere;
+  if (here) log.now = std::max(log.now, real_clock().now());
   return log;
 }
 

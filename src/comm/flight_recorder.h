@@ -55,7 +55,7 @@ struct FlightHead {
 
   std::array<char, 8> magic = {};  // "tuttifl1"
   std::int32_t rank = 0, world = 0, process = 0;
-  std::int32_t closed = 0;   // 1: it ended in order
+  std::int32_t closed = 0;   // 1: it ended in order; 2: with an error
   std::uint64_t birth = 0;   // of the process, in clock ticks since its host's boot
   double wall = 0;           // seconds since 1970 less those of the monotonic clock
   std::uint64_t newest = 0;  // order of the newest entry
@@ -71,7 +71,7 @@ class FlightRecorder {
  public:
   // Makes `file` anew. WorldError if it cannot be made.
   FlightRecorder(const fs::path& file, int rank, int world);
-  ~FlightRecorder();  // the file says from then on that the rank ended in order
+  ~FlightRecorder();  // the file says from then on that the rank ended, and whether by an error
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
@@ -106,12 +106,13 @@ class FlightRecorder {
 
 // What a file holds.
 struct FlightLog {
-  enum class Process { runs, stopped, ended, closed, elsewhere };
+  enum class Process { runs, stopped, ended, closed, failed, elsewhere };
 
   int rank = 0, world = 0;
   int process = 0;  // its number on `host`
   std::string host;
-  Process state = Process::ended;  // closed: it ended in order; elsewhere: not to be seen from here
+  Process state = Process::ended;  // closed, failed: it ended in order,
+                                   // with an error; elsewhere: not to be seen from here
   double now = 0;   // of its clock, if its machine is this one; else when it wrote last
   double wall = 0;  // add it to a time to have seconds since 1970
   std::vector<FlightGroup> groups;

@@ -59,9 +59,9 @@ std::string fitted(const std::vector<Part>& parts, std::size_t width, bool color
   return line;
 }
 
-// The share of the run that is done, below 0 if it is not known, and the seconds that are left.
 constexpr double least_done = 3;  // steps that say how long the others take: the first is slow
 
+// The share of the run that is done, below 0 if it is not known, and the seconds that are left.
 struct Progress {
   double share = -1, left = -1;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "collective/text.h"
@@ -59,28 +60,36 @@ std::vector<StateTensor> Islands::trained() {
   return found;
 }
 
+// Each piece is sent by the one of its holders that has the least to send so far.
 void Islands::learn_owners() {
   Json mine = Json::array();
-  for (const StateTensor& tensor : trained()) mine.push_back({key_of(tensor), tensor.owned});
-  std::vector<std::set<std::string>> held;
+  for (const StateTensor& tensor : trained())
+    if (tensor.value.numel() > 0) mine.push_back({key_of(tensor), tensor.value.numel()});
+  std::map<std::string, std::pair<std::int64_t, std::vector<int>>> pieces;  // size, holders
+  int rank = 0;
   for (const std::string& text : collective::all_gather_text(*island_, mine.dump())) {
-    const int rank = static_cast<int>(held.size());
-    held.emplace_back();
     for (const Json& piece : parse_json(text, "a rank's pieces")) {
-      held.back().insert(piece[0].get<std::string>());
-      if (piece[1].get<bool>()) owner_.try_emplace(piece[0].get<std::string>(), rank);
+      auto& [size, holders] = pieces[piece[0].get<std::string>()];
+      size = piece[1].get<std::int64_t>();
+      holders.push_back(rank);
     }
+    ++rank;
   }
-  for (int rank = 0; rank < island_->size(); ++rank) {
-    to_.emplace_back();
-    for (const std::string& key : held[static_cast<std::size_t>(rank)])
-      if (owner_.contains(key) && owner_.at(key) != rank) to_.back().push_back(key);
+  std::vector<std::int64_t> loads(static_cast<std::size_t>(rank));
+  to_.resize(loads.size());
+  for (const auto& [key, piece] : pieces) {
+    const auto& [size, holders] = piece;
+    const int owner = std::ranges::min(
+        holders, {}, [&](int holder) { return loads[static_cast<std::size_t>(holder)]; });
+    owner_[key] = owner;
+    loads[static_cast<std::size_t>(owner)] += size;
+    for (const int holder : holders)
+      if (holder != owner) to_[static_cast<std::size_t>(holder)].push_back(key);
   }
 }
 
 bool Islands::sends(const StateTensor& tensor) const {
-  const auto owner = owner_.find(key_of(tensor));
-  return owner != owner_.end() && owner->second == island_->rank() && tensor.value.numel() > 0;
+  return tensor.value.numel() > 0 && owner_.at(key_of(tensor)) == island_->rank();
 }
 
 void Islands::remember() {
@@ -190,29 +199,39 @@ void Islands::outer_step(Outer& outer, torch::Tensor& value) const {
 
 // What all islands must know alike.
 void Islands::share(StepOutcome& outcome) {
-  torch::Tensor all = torch::tensor({outcome.loss * outcome.count, outcome.count,
-                                     outcome.stop ? 1.0 : 0.0, place_ == 0 ? outcome.elapsed : 0.0},
-                                    torch::kDouble);
+  torch::Tensor all =
+      torch::tensor({outcome.loss * outcome.count, outcome.count, outcome.stop ? 1.0 : 0.0,
+                     place_ == 0 ? outcome.elapsed : 0.0, outcome.applied ? 0.0 : 1.0},
+                    torch::kDouble);
   across_->all_reduce(all);
   const double* sums = all.data_ptr<double>();
   outcome.loss = sums[1] > 0 ? sums[0] / sums[1] : outcome.loss;
   outcome.count = sums[1];
   outcome.stop = sums[2] > 0;
   elapsed_ = sums[3];
+  if (sums[4] > 0 && outcome.applied) {
+    outcome.applied = false;
+    outcome.culprit = "another island's parameter";
+  }
 }
 
 StepOutcome Islands::step(const StepInput& input) {
   const std::int64_t parts = recipe_.batch.global / recipe_.batch.micro / recipe_.parallel.islands;
+  const double waited = world_->waited();
   StepInput mine = input;
   mine.batches = [&](std::int64_t id) { return input.batches(place_ * parts + id); };
   StepOutcome outcome = inner_->step(mine);
   if ((input.step + 1) % recipe_.parallel.local_steps == 0) {
-    average();
+    const double start = real_clock().now();
     share(outcome);
+    if (outcome.applied) average();
+    if (comm::FlightRecorder* recorder = world_->recorder().get())
+      recorder->span("mean", start, real_clock().now());
   } else {
     outcome.stop = false;
   }
   outcome.elapsed = elapsed_;
+  outcome.exposed_seconds = world_->waited() - waited;
   return outcome;
 }
 
@@ -268,8 +287,7 @@ std::vector<StateTensor> Islands::state() {
       add_of_island(all, std::move(tensor));
       continue;
     }
-    const bool owned = tensor.owned;
-    tensor.owned = owned && place_ == 0;
+    tensor.owned = tensor.owned && place_ == 0;
     all.push_back(tensor);
     if (trained_.contains(tensor.name)) add_outer(all, tensor);
   }

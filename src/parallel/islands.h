@@ -17,6 +17,7 @@
 // Buffers that training changes are island 0's. All state is whole only after a mean: checkpoints,
 // comparisons and the end of a run fall there (plan/layout.h refuses other intervals).
 #pragma once
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -38,11 +39,13 @@ class Islands : public Engine {
   Islands(const recipe::Recipe& recipe, Task& task, const Make& make,
           std::shared_ptr<collective::Group> world);
 
-  // Loss, norm and counts between means are this island's; those of a step that ends in a mean are
-  // of all, and only there do ranks agree to stop or on the time.
+  // Loss and counts between means are this island's, those of a step that ends in a mean are of
+  // all; the norm is always the island's. Only at a mean do ranks agree to stop, on the time, and
+  // whether all islands could update: if one could not, no mean is taken.
   StepOutcome step(const StepInput& input) override;
   std::int64_t parameter_count() const override { return inner_->parameter_count(); }
-  // The mean of the islands' losses, each over all of [0, count).
+  // The mean of the islands' losses, each over all of [0, count): a mean of parts would weigh their
+  // targets otherwise than one process does.
   double evaluate(std::int64_t count, const BatchSource& batches) override;
   std::int64_t agree(std::int64_t value) override;
   std::vector<StateTensor> gradients() override { return inner_->gradients(); }
@@ -63,7 +66,7 @@ class Islands : public Engine {
   std::vector<StateTensor> trained();
   void remember();
   void average();
-  // Who sends what: of the ranks that hold a piece, the one that owns it.
+  // Who sends what, of the ranks of an island that hold it.
   void learn_owners();
   void hand_round(std::vector<StateTensor>& all);
   bool sends(const StateTensor& tensor) const;

@@ -413,7 +413,7 @@ void MeshEngine::update(const StepInput& input, StepOutcome& outcome) {
 
 StepOutcome MeshEngine::step(const StepInput& input) {
   StepOutcome outcome;
-  const double begun = real_clock().now(), waited = groups_.world->waited();
+  const double waited = groups_.world->waited();
   table_.zero_();
   task_.take_counts();
   for (OwnStage& own : own_) own.parameters->begin_step();
@@ -443,7 +443,6 @@ StepOutcome MeshEngine::step(const StepInput& input) {
   if (comm::FlightRecorder* recorder = groups_.world->recorder().get()) {
     recorder->span("reduce", start, reduced);
     recorder->span("optimizer", reduced, end);
-    recorder->span(str("step ", input.step + 1).c_str(), begun, end);
   }
   return outcome;
 }

@@ -51,10 +51,10 @@ class Pipeline {
   bool has(int stage) const;
   // The most stage activations that were held at once in the last run().
   int peak_activations() const { return peak_; }
-  // Seconds of the last run(): `wait` for messages of other ranks.
   // Writes passes, waits and data down as spans, from now on.
   void record(std::shared_ptr<comm::FlightRecorder> recorder) { recorder_ = std::move(recorder); }
 
+  // Seconds of the last run(): `wait` for messages of other ranks.
   struct Times {
     double data = 0, forward = 0, backward = 0, wait = 0;
   };

@@ -436,6 +436,13 @@ void check_islands(const Recipe& r, Judge& j) {
               str("must divide the ", r.batch.global / r.batch.micro, " micro-batches of a step"),
               {{"parallel.islands"}, {"batch.global"}, {"batch.micro"}},
               "let it divide batch.global / batch.micro"});
+  if (p.local_steps > 0 && r.on_nan == "skip")
+    j.refuse({"islands skip",
+              {"on_nan", "parallel.local_steps"},
+              "skip",
+              "would let one island skip steps that the others make",
+              {{"on_nan", {"stop"}}},
+              "use stop"});
   if (p.local_steps > 0 && r.precision == "fp16")
     j.refuse({"islands fp16",
               {"precision", "parallel.local_steps"},

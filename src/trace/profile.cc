@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -39,7 +40,8 @@ class Maker {
     if (profile_.steps == 0) return std::move(profile_);
     for (const FlightLog& log : logs_) add_rank(log);
     meet();
-    for (const auto& [key, meeting] : meetings_) add_meeting(meeting);
+    for (const auto& [key, meeting] : meetings_) add_meeting(meeting, size_of(meeting), false);
+    for (const auto& [key, meeting] : messages_) add_meeting(meeting, 2, true);
     finish();
     return std::move(profile_);
   }
@@ -85,6 +87,11 @@ class Maker {
       }
   }
 
+  static int size_of(const Meeting& meeting) {
+    const auto& [log, entry] = meeting.members[0];
+    return log->groups[static_cast<std::size_t>(entry->group)].size;
+  }
+
   OperationCost& cost(const std::string& group, const FlightEntry& entry) {
     const std::string operation = entry.operation.data();
     OperationCost& cost = costs_[{group, operation}];
@@ -92,54 +99,58 @@ class Maker {
     return cost;
   }
 
+  // Both ends of a message meet as members of a collective do.
   void add_message(const FlightLog& log, const FlightGroup& group, const FlightEntry& entry) {
-    OperationCost& cost = this->cost(short_name(group.name.data()), entry);
-    cost.calls += 1;
-    cost.bytes += static_cast<double>(entry.bytes);
-    cost.moved += entry.ended - entry.started;
-    members_[{cost.group, cost.operation}].insert(log.rank);
-    if (std::string(entry.operation.data()) != "send") return;
+    const bool sends = std::string(entry.operation.data()) == "send";
+    const auto ends = sends ? std::pair(group.rank, entry.peer) : std::pair(entry.peer, group.rank);
+    messages_[{group.key, ends.first, ends.second, entry.sequence}].members.emplace_back(&log,
+                                                                                         &entry);
     const auto to = world_rank(group.key, entry.peer);
-    if (to) profile_.links[{log.rank, *to}] += static_cast<double>(entry.bytes);
+    if (sends && to) profile_.links[{log.rank, *to}] += static_cast<double>(entry.bytes);
   }
 
-  void add_meeting(const Meeting& meeting) {
+  void add_meeting(const Meeting& meeting, int size, bool message) {
     const auto& members = meeting.members;
-    const FlightLog& log = *members[0].first;
-    const FlightEntry& any = *members[0].second;
-    const FlightGroup& group = log.groups[static_cast<std::size_t>(any.group)];
-    if (static_cast<int>(members.size()) != group.size) return;  // at the window's edge
-    OperationCost& cost = this->cost(short_name(group.name.data()), any);
+    if (static_cast<int>(members.size()) != size) return;  // at the window's edge
     const auto at = [](const auto& member) { return member.second->started + member.first->wall; };
     const auto last = std::ranges::max_element(members, {}, at);
     const double begun = at(*last), earliest = at(*std::ranges::min_element(members, {}, at));
-    made_wait_[last->first->rank] += begun - earliest;
+    if (!message) made_wait_[last->first->rank] += begun - earliest;
     for (const auto& member : members) {
+      const FlightGroup& group =
+          member.first->groups[static_cast<std::size_t>(member.second->group)];
+      OperationCost& cost = this->cost(short_name(group.name.data()), *member.second);
       const double ended = member.second->ended + member.first->wall;
       cost.calls += 1;
       cost.bytes += static_cast<double>(member.second->bytes);
-      cost.waited += begun - at(member);
+      cost.waited += std::min(begun, ended) - at(member);  // a short send ends before its receive
       cost.moved += std::max(0.0, ended - begun);
       members_[{cost.group, cost.operation}].insert(member.first->rank);
     }
-    add_links(members, any);
+    if (!message) add_links(members, *members[0].second);
   }
 
-  // Each pair's share of what a bandwidth-optimal algorithm sends.
+  // Each pair's share of what a bandwidth-optimal algorithm sends; of a rooted operation from the
+  // root, or towards it.
   void add_links(const std::vector<std::pair<const FlightLog*, const FlightEntry*>>& members,
                  const FlightEntry& any) {
-    const int size = static_cast<int>(members.size());
-    if (size < 2) return;
-    const double each = traffic_factor(any.operation.data(), size) *
-                        static_cast<double>(any.bytes) / static_cast<double>(size - 1);
-    const bool rooted = std::string(any.operation.data()) == "broadcast";
+    const std::string operation = any.operation.data();
+    const bool from_root = operation == "broadcast" || operation == "scatter_v";
+    const bool to_root = operation == "reduce" || operation == "gather_v";
+    const bool parts = operation == "scatter_v" || operation == "gather_v";
+    const auto size = static_cast<double>(members.size());
+    const auto bytes = static_cast<double>(any.bytes);
+    const double each = from_root || to_root ? (parts ? bytes / size : bytes)
+                                             : traffic_factor(operation, static_cast<int>(size)) *
+                                                   bytes / (size - 1);
+    const auto place = [](const auto& member) {
+      return member.first->groups[static_cast<std::size_t>(member.second->group)].rank;
+    };
     for (const auto& from : members)
-      for (const auto& to : members) {
-        const FlightGroup& group = from.first->groups[static_cast<std::size_t>(from.second->group)];
-        if (from.first != to.first && (!rooted || group.rank == any.peer))
-          profile_.links[{from.first->rank, to.first->rank}] +=
-              rooted ? static_cast<double>(any.bytes) : each;
-      }
+      for (const auto& to : members)
+        if (from.first != to.first && (!from_root || place(from) == any.peer) &&
+            (!to_root || place(to) == any.peer))
+          profile_.links[{from.first->rank, to.first->rank}] += each;
   }
 
   std::optional<int> world_rank(std::uint64_t key, int place) const {
@@ -195,6 +206,7 @@ class Maker {
   const Window window_;
   Profile profile_;
   std::map<std::pair<std::uint64_t, std::uint64_t>, Meeting> meetings_;
+  std::map<std::tuple<std::uint64_t, int, int, std::uint64_t>, Meeting> messages_;
   std::map<std::pair<std::string, std::string>, OperationCost> costs_;
   std::map<std::pair<std::string, std::string>, std::set<int>> members_;
   std::map<int, double> made_wait_;
@@ -205,7 +217,9 @@ class Maker {
 double traffic_factor(const std::string& operation, int ranks) {
   const double share = static_cast<double>(ranks - 1) / ranks;
   if (operation == "all_reduce" || operation == "tree_all_reduce") return 2 * share;
-  if (operation == "broadcast" || operation == "send" || operation == "recv") return 1;
+  if (operation == "broadcast" || operation == "reduce" || operation == "send" ||
+      operation == "recv")
+    return 1;
   return operation == "barrier" ? 0 : share;
 }
 

@@ -7,9 +7,10 @@
 //   waited = max over members of started - own started      moved = own ended - max of started
 //
 // Bandwidth is the operation's traffic a rank over the time moved. Traffic of n ranks and a largest
-// buffer of B bytes: all_reduce, tree_all_reduce 2 B (n-1)/n; reduce_scatter, all_gather,
-// all_to_all B (n-1)/n; broadcast and messages B (the bounds of Chan et al., "Collective
-// communication: theory, practice, and experience", 2007).
+// buffer of B bytes (of all_to_all_v the larger of the two): all_reduce, tree_all_reduce 2 B
+// (n-1)/n; reduce_scatter, all_gather, all_to_all, gather_v, scatter_v B (n-1)/n; broadcast,
+// reduce, messages B (the bounds of Chan et al., "Collective communication: theory, practice, and
+// experience", 2007).
 #pragma once
 #include <cstdint>
 #include <map>

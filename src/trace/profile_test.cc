@@ -14,6 +14,7 @@ namespace {
 
 template <std::size_t size>
 void put(std::array<char, size>& to, const char* text) {
+  to = {};
   std::strncpy(to.data(), text, size - 1);
 }
 
@@ -100,6 +101,23 @@ TEST_CASE("profile: times, bandwidth, links and the straggler") {
   CHECK(text.find("data   all_reduce  1 ") != std::string::npos);
   CHECK(page.find("a &lt;run&gt;") != std::string::npos);
   CHECK(page.find("straggler") != std::string::npos);
+}
+
+TEST_CASE("profile: a receive that was early waits; rooted operations use the root's links") {
+  std::vector<FlightLog> all = logs(1);
+  for (FlightLog& log : all)
+    for (FlightEntry& entry : log.entries) {
+      if (std::string(entry.operation.data()) == "recv") entry.started -= 0.5;
+      if (std::string(entry.operation.data()) != "all_reduce") continue;
+      put(entry.operation, "reduce");
+      entry.peer = 1;
+    }
+  const Profile profile = profile_of(all);
+  CHECK(operation(profile, "recv").waited == doctest::Approx(0.5));
+  CHECK(operation(profile, "recv").moved == doctest::Approx(0.5));
+  CHECK(operation(profile, "send").waited == doctest::Approx(0));
+  CHECK(profile.links.at({0, 1}) == doctest::Approx(8100));
+  CHECK(!profile.links.contains({1, 0}));
 }
 
 TEST_CASE("profile: a window of steps, a ring that has lost the first, no step at all") {

@@ -28,7 +28,7 @@ bool same_bytes_everywhere(const FlightEntry& entry) {
 }
 
 bool same_call(const FlightEntry& a, const FlightEntry& b) {
-  return a.operation == b.operation && a.type == b.type &&
+  return a.operation == b.operation && a.type == b.type && (a.message || a.peer == b.peer) &&
          (!same_bytes_everywhere(a) || a.bytes == b.bytes);
 }
 
@@ -50,6 +50,10 @@ class Finder {
   // As far as can be seen from here.
   static bool runs(const FlightLog& log) {
     return log.state == Process::runs || log.state == Process::elsewhere;
+  }
+
+  static bool over(const FlightLog& log) {
+    return log.state == Process::closed || log.state == Process::failed;
   }
 
   // What has not ended, and what failed first: what failed later does so because of it.
@@ -93,8 +97,7 @@ class Finder {
   // when the others have given up.
   bool comes(const FlightLog& log, const FlightEntry* theirs, const Wait& wait) const {
     if (!theirs || theirs->started + log.wall > until_) return false;
-    return runs(log) || log.state == Process::closed || theirs->ended > 0 ||
-           theirs->sequence > wait.entry.sequence;
+    return runs(log) || over(log) || theirs->ended > 0 || theirs->sequence > wait.entry.sequence;
   }
 
   void look_for(const FlightGroup& group, int place, Wait& wait) const {
@@ -170,6 +173,8 @@ class Finder {
         return "has ENDED without a word";
       case Process::closed:
         return "has ended in order";
+      case Process::failed:
+        return "has ended with an error";
       case Process::elsewhere:
         return "is on " + log.host + ", not seen from here";
     }
@@ -217,8 +222,7 @@ class Finder {
       const FlightLog* log = log_of(rank);
       text += str(text.empty() ? "" : "; ", "look at rank ", rank, ": it ",
                   !log ? "left no record" : state_text(*log));
-      if (log && (log->state == Process::runs || log->state == Process::closed))
-        text += ", and has not come";
+      if (log && (log->state == Process::runs || over(*log))) text += ", and has not come";
       if (log && log->state == Process::stopped)
         text += str(" (kill -CONT ", log->process, " lets it go on)");
     }
@@ -255,12 +259,20 @@ Waits find_waits(const std::vector<FlightLog>& logs, double patience) {
 std::vector<FlightLog> read_flights(const fs::path& run) {
   const events::RunFolder folder = events::open_run(run);
   std::vector<FlightLog> logs;
-  int world = 1;
-  for (int rank = 0; rank < world; ++rank) {
-    if (!fs::exists(folder.flight(rank))) continue;
-    logs.push_back(comm::read_flight(folder.flight(rank)));
-    world = std::max(world, logs.back().world);
-  }
+  std::error_code none;
+  for (fs::directory_iterator file(folder.flight(0).parent_path(), none), end; !none && file != end;
+       file.increment(none))
+    if (file->path().extension() == ".flight") logs.push_back(comm::read_flight(file->path()));
+  std::ranges::sort(logs, {}, &FlightLog::rank);
+  if (!logs.empty())  // ranks that a run of more workers has left
+    std::erase_if(logs,
+                  [world = logs[0].world](const FlightLog& log) { return log.rank >= world; });
+  for (FlightLog& log : logs)  // ranks of one host have one clock
+    for (const FlightLog& other : logs)
+      if (other.host == log.host) {
+        log.wall = other.wall;
+        break;
+      }
   if (logs.empty())
     throw ConfigError({{"", run.string(), "", "has no records of operations",
                         "they are written when a run starts; see docs/formats/flight.md"}});

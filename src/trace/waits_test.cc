@@ -109,7 +109,7 @@ TEST_CASE("waits: after the end, who had not come when the others gave up") {
   for (const int rank : {0, 2}) job.call(rank, "all_reduce", 960, 964).failed = 1;
   job.call(0, "broadcast", 965, 965).failed = 1;   // because of it
   job.call(1, "all_reduce", 970, 970).failed = 1;  // too late
-  for (FlightLog& log : job.logs) log.state = Process::closed;
+  for (FlightLog& log : job.logs) log.state = Process::failed;
   const Waits waits = find_waits(job.logs);
   CHECK(waits.waits.size() == 3);
   CHECK(waits.to_blame == std::vector<int>{1});
@@ -117,7 +117,8 @@ TEST_CASE("waits: after the end, who had not come when the others gave up") {
   CHECK(
       job.says("  gave up after 4.0s in data: all_reduce #5 (F32, 4.00 KiB), asked for at "
                "engine.cc:12; rank 1 did not come"));
-  CHECK(job.says("look at rank 1: it has ended in order, and has not come; the ranks' own words"));
+  CHECK(job.says(
+      "look at rank 1: it has ended with an error, and has not come; the ranks' own words"));
 }
 
 TEST_CASE("waits: other calls in the same place") {
@@ -126,6 +127,10 @@ TEST_CASE("waits: other calls in the same place") {
   job.call(1, "broadcast", 999.5);
   CHECK(!find_waits(job.logs).well);
   CHECK(job.says("but rank 1 called broadcast #5 (F32, 4.00 KiB) at engine.cc:12 in its place"));
+  Job roots(2, 4);
+  roots.call(0, "broadcast", 990).peer = 0;
+  roots.call(1, "broadcast", 990).peer = 1;
+  CHECK(!find_waits(roots.logs).waits.at(0).contradiction.empty());
   Job sizes(2, 4);
   sizes.call(0, "all_reduce", 990).bytes = 8192;
   sizes.call(1, "all_reduce", 990);

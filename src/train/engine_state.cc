@@ -17,7 +17,10 @@ std::byte* bytes_of(const torch::Tensor& tensor) {
 DType stored_type(const parallel::StateTensor& tensor, const std::map<std::string, DType>& stored) {
   const DType kept = collective::to_dtype(tensor.value.scalar_type());
   const auto found = stored.find(tensor.name);
-  if (found == stored.end() || !tensor.name.starts_with("optimizer.")) return kept;
+  const bool moment =
+      tensor.name.starts_with("optimizer.") ||
+      (tensor.name.starts_with("island.") && tensor.name.find("/optimizer.") != std::string::npos);
+  if (found == stored.end() || !moment) return kept;
   const auto floating = [](DType type) {
     return type == DType::f64 || type == DType::f32 || type == DType::bf16;
   };

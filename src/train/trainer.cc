@@ -52,6 +52,7 @@ Trainer::Trainer(const recipe::Recipe& recipe, const Worker& worker, parallel::E
       callbacks_(std::move(callbacks)),
       saver_(worker.folder / "checkpoints", worker.rank, worker.world_size,
              {recipe.checkpoint.keep_last, steps(recipe.checkpoint.keep_every)}),
+      recorder_(world ? world->recorder() : nullptr),
       total_(steps(recipe.duration)) {
   if (recipe.parallel.watch_divergence > 0 && world && world->size() > 1)
     watch_.emplace(std::move(world), names_of(task.module()));
@@ -141,9 +142,12 @@ double Trainer::learning_rate() const {
 
 parallel::StepOutcome Trainer::step() {
   const std::int64_t micro = recipe_.batch.micro;
-  return engine_.step(
-      {step_, learning_rate(), stop_requested(), elapsed_before_ + real_clock().now() - started_,
-       [&](std::int64_t id) { return train_.batch(samples_ + id * micro, micro); }});
+  const double start = real_clock().now();
+  auto outcome =
+      engine_.step({step_, learning_rate(), stop_requested(), elapsed_before_ + start - started_,
+                    [&](std::int64_t id) { return train_.batch(samples_ + id * micro, micro); }});
+  if (recorder_) recorder_->span(str("step ", step_ + 1).c_str(), start, real_clock().now());
+  return outcome;
 }
 
 void Trainer::refuse_non_finite(const parallel::StepOutcome& outcome) const {
@@ -249,7 +253,7 @@ void Trainer::after(const parallel::StepOutcome& outcome, double seconds) {
   event.seconds = seconds;
   event.outcome = outcome;
   samples_ += recipe_.batch.global;
-  elapsed_ = outcome.elapsed;
+  elapsed_ = std::max(elapsed_, outcome.elapsed);
   result_.steps = step_;
   result_.loss = outcome.loss;
   result_.interrupted = outcome.stop;

@@ -67,6 +67,7 @@ class Trainer {
   std::vector<std::shared_ptr<Callback>> callbacks_;
   checkpoint::Saver saver_;
   std::optional<DivergenceWatch> watch_;
+  std::shared_ptr<comm::FlightRecorder> recorder_;  // may be null
 
   std::int64_t total_ = 0;    // steps; 0: the duration is in seconds
   std::int64_t step_ = 0;     // done

@@ -45,7 +45,7 @@ class Communication(RealRuns):
         self.assertRegex(self.read("output.txt"),
                          r"group '[\w ,()]+', rank [02] of 3, \w+ #\d+.*rank 1 did not come within 4 s "
                          r"\(asked for at \w+\.cc:\d+\)")
-        self.assertRegex(self.doctor(1), r"gave up after .*; rank 1 did not come\n[^$]*look at rank 1: it has ended")
+        self.assertRegex(self.doctor(1), r"gave up after .*; rank 1 did not come\n[^$]*look at rank 1: it has ended with an error")
 
     def test_a_killed_rank_is_named(self):
         process, pids = self.start_endless()
@@ -121,6 +121,13 @@ class Communication(RealRuns):
         for steps in ("x", "5:3", "0:1"):
             self.assertIn(f"--steps = {steps}", self.tutti("trace", "two", "--steps", steps, code=2).stderr)
         self.assertIn("no step is whole", self.tutti("trace", "two", "--steps", "90:95").stdout)
+        self.tutti("train", "tiny.yaml", "--out", "four", "--workers", "3")
+        self.resume("four", "duration=12 steps", "parallel.workers=2")  # leaves rank 2's file behind
+        self.assertIn("steps 9 to 12 of 2 ranks", self.tutti("trace", "four").stdout)
+        with open(self.path("four/events/rank-000.flight"), "r+b") as file:
+            file.seek(12)
+            file.write(b"\xff\xff\xff\x7f")  # a world of 2147483647 ranks
+        self.tutti("doctor", "run", "four", timeout=20)
         self.write("two/events/rank-001.flight", "something else")
         self.assertIn("rank-001.flight", self.tutti("doctor", "run", "two", code=1).stderr)
 
