@@ -37,7 +37,12 @@ inline void add_recipe_options(CLI::App* verb, std::string& file,
           },
           "processes; overrides parallel.workers")
       ->type_name("N");
-  verb->add_option("--set", overrides, "a.b=c: overrides a field")
+  verb->add_option_function<std::vector<std::string>>(
+          "--set",
+          [&overrides](const std::vector<std::string>& more) {  // beside what --workers adds
+            overrides.insert(overrides.end(), more.begin(), more.end());
+          },
+          "a.b=c: overrides a field")
       ->type_name("FIELD=VALUE")
       ->expected(1)
       ->take_all();

@@ -168,6 +168,9 @@ void FlightRecorder::span(const char* name, double start, double end) {
 
 namespace {
 
+constexpr std::int32_t most_members = 65536;  // parallel.workers
+constexpr auto last_type = static_cast<std::uint8_t>(DType::boolean);
+
 FlightLog::Process state_of(int process, std::uint64_t birth) {
   if (birth_of(process) != birth) return FlightLog::Process::ended;
   const std::string state = process_field(process, 3);
@@ -197,6 +200,8 @@ FlightLog read_flight(const fs::path& file) {
     FlightGroup group;
     take(group);
     group.name.back() = 0;
+    const bool whole = group.size <= most_members && group.rank >= 0 && group.rank < group.size;
+    if (!whole) group.rank = group.size = 0;  // a damaged one: nobody is in it
     if (i < head.groups) log.groups.push_back(group);
   }
   for (std::uint64_t i = 0; i < FlightHead::capacity; ++i) {
@@ -207,7 +212,7 @@ FlightLog read_flight(const fs::path& file) {
     std::uint64_t again = 0;  // another one now: it was written while it was read
     std::memcpy(&again, place, sizeof again);
     if (entry.order == 0 || again != entry.order ||
-        entry.group >= static_cast<std::int32_t>(log.groups.size()))
+        entry.group >= static_cast<std::int32_t>(log.groups.size()) || entry.type > last_type)
       continue;
     entry.operation.back() = entry.site.back() = 0;
     log.now = std::max({log.now, entry.asked, entry.started, entry.ended});

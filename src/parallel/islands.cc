@@ -229,6 +229,7 @@ StepOutcome Islands::step(const StepInput& input) {
       recorder->span("mean", start, real_clock().now());
   } else {
     outcome.stop = false;
+    outcome.count *= across_->size();  // about as many as all had
   }
   outcome.elapsed = elapsed_;
   outcome.exposed_seconds = world_->waited() - waited;

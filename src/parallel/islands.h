@@ -39,9 +39,10 @@ class Islands : public Engine {
   Islands(const recipe::Recipe& recipe, Task& task, const Make& make,
           std::shared_ptr<collective::Group> world);
 
-  // Loss and counts between means are this island's, those of a step that ends in a mean are of
-  // all; the norm is always the island's. Only at a mean do ranks agree to stop, on the time, and
-  // whether all islands could update: if one could not, no mean is taken.
+  // The loss between means is this island's, and the count that of all if they had as many; those
+  // of a step that ends in a mean are of all; the norm is always the island's. Only at a mean do
+  // ranks agree to stop, on the time, and whether all islands could update: if one could not, no
+  // mean is taken.
   StepOutcome step(const StepInput& input) override;
   std::int64_t parameter_count() const override { return inner_->parameter_count(); }
   // The mean of the islands' losses, each over all of [0, count): a mean of parts would weigh their

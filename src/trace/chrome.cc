@@ -68,7 +68,7 @@ class Writer {
   static double micro(double seconds) { return std::round(seconds * 1e9) / 1e3; }
   void put(const Json& event) {
     if (!lines_.empty()) lines_ += ",\n";
-    lines_ += event.dump();
+    lines_ += event.dump(-1, ' ', false, Json::error_handler_t::replace);
   }
 
   double zero_;

@@ -140,7 +140,9 @@ class Finder {
     for (const FlightLog& log : logs_)
       if (gone(log.rank) && !awaited.contains(log.rank)) found_.to_blame.push_back(log.rank);
     std::ranges::sort(found_.to_blame);
-    found_.well = found_.waits.empty() && found_.to_blame.empty();
+    const bool failed = std::ranges::any_of(
+        logs_, [](const FlightLog& log) { return log.state == Process::failed; });
+    found_.well = found_.waits.empty() && found_.to_blame.empty() && !failed;
   }
 
   const FlightLog* log_of(int rank) const {
@@ -226,8 +228,8 @@ class Finder {
       if (log && log->state == Process::stopped)
         text += str(" (kill -CONT ", log->process, " lets it go on)");
     }
-    const bool failed =
-        std::ranges::any_of(found_.waits, [](const Wait& wait) { return wait.entry.failed != 0; });
+    const bool failed = std::ranges::any_of(
+        logs_, [](const FlightLog& log) { return log.state == Process::failed; });
     if (failed) text += str(text.empty() ? "" : "; ", "the ranks' own words are in logs/");
     return text.empty() ? "all have come: the transport itself is slow or broken" : text;
   }

@@ -18,6 +18,14 @@
 namespace tutti::train {
 namespace {
 
+// Of ranks that a run of more workers had.
+void forget_flights(const Worker& worker) {
+  const events::RunFolder run(worker.folder);
+  std::error_code none;
+  int rank = worker.world_size > 1 ? worker.world_size : 0;
+  while (fs::remove(run.flight(rank), none)) ++rank;
+}
+
 static_assert(plan::most_shm_workers == comm::max_memory_ranks);
 
 volatile std::sig_atomic_t stop_flag = 0;
@@ -94,6 +102,7 @@ std::shared_ptr<collective::Group> open_group(const Worker& worker,
       options.port = await_port(worker, options.timeout);
   }
   auto group = collective::make_group(options);
+  if (worker.rank == 0 && !worker.folder.empty()) forget_flights(worker);
   if (worker.world_size > 1 && !worker.folder.empty())
     group->record(std::make_shared<comm::FlightRecorder>(
         events::RunFolder(worker.folder).flight(worker.rank), worker.rank, worker.world_size));

@@ -128,6 +128,8 @@ class Communication(RealRuns):
             file.seek(12)
             file.write(b"\xff\xff\xff\x7f")  # a world of 2147483647 ranks
         self.tutti("doctor", "run", "four", timeout=20)
+        self.resume("four", "duration=14 steps", "parallel.workers=1")
+        self.assertIn("has no records", self.tutti("doctor", "run", "four", code=2).stderr)
         self.write("two/events/rank-001.flight", "something else")
         self.assertIn("rank-001.flight", self.tutti("doctor", "run", "two", code=1).stderr)
 

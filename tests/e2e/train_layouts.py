@@ -127,7 +127,10 @@ class Layouts(RealRuns):
 
     def test_workers_of_every_verb_that_reads_a_recipe(self):
         for verb in (["recipe", "check"], ["layout", "show"], ["parity"]):
-            self.tutti(*verb, "tiny.yaml", "--workers", "2")
+            self.tutti(*verb, "tiny.yaml", "--workers", "2", "--set", "parallel.engine=sharded",
+                       "--set", "parallel.zero=1")
+            self.assertIn("parallel.workers = 5", self.tutti(*verb, "tiny.yaml", "--workers", "5", "--set",
+                                                             "seed=4", code=2).stderr)
             self.assertIn("parallel.workers = 0", self.tutti(*verb, "tiny.yaml", "--workers", "0",
                                                              code=2).stderr)
 
