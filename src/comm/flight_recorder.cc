@@ -89,8 +89,10 @@ FlightRecorder::FlightRecorder(const fs::path& file, int rank, int world) {
       error ? MAP_FAILED : ::mmap(nullptr, sizeof(File), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   const std::string why = error ? errno_text(error) : errno_text();
   ::close(fd);
-  if (memory == MAP_FAILED)
+  if (memory == MAP_FAILED) {
+    ::unlink(file.c_str());
     throw WorldError(str(file.string(), ": has no room for ", sizeof(File), " bytes: ", why));
+  }
   file_ = static_cast<File*>(memory);
   FlightHead& head = file_->head;
   head.rank = rank, head.world = world, head.process = ::getpid();

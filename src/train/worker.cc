@@ -26,6 +26,16 @@ void forget_flights(const Worker& worker) {
   while (fs::remove(run.flight(rank), none)) ++rank;
 }
 
+// A disk without room for it is no reason not to train.
+void record(collective::Group& group, const Worker& worker) {
+  try {
+    group.record(std::make_shared<comm::FlightRecorder>(
+        events::RunFolder(worker.folder).flight(worker.rank), worker.rank, worker.world_size));
+  } catch (const WorldError& error) {
+    log_warning(str(error.what(), "; operations are not recorded"));
+  }
+}
+
 static_assert(plan::most_shm_workers == comm::max_memory_ranks);
 
 volatile std::sig_atomic_t stop_flag = 0;
@@ -103,9 +113,7 @@ std::shared_ptr<collective::Group> open_group(const Worker& worker,
   }
   auto group = collective::make_group(options);
   if (worker.rank == 0 && !worker.folder.empty()) forget_flights(worker);
-  if (worker.world_size > 1 && !worker.folder.empty())
-    group->record(std::make_shared<comm::FlightRecorder>(
-        events::RunFolder(worker.folder).flight(worker.rank), worker.rank, worker.world_size));
+  if (worker.world_size > 1 && !worker.folder.empty()) record(*group, worker);
   return group;
 }
 
