@@ -59,7 +59,7 @@ Json table_of(comm::Communicator& c, const CommBench& bench, const std::string& 
     points.push_back({{"bytes", bytes},
                       {"seconds", timing.seconds},
                       {"algorithm_bandwidth", rate},
-                      {"bus_bandwidth", rate * comm::bus_factor(operation, c.size())},
+                      {"bus_bandwidth", rate * comm::traffic_factor(operation, c.size())},
                       {"calls", timing.calls},
                       {"samples", timing.samples}});
     costs.push_back({static_cast<double>(bytes), timing.seconds});

@@ -257,26 +257,31 @@ void BackendCommunicator::reduce(const void* in, void* out, std::size_t count, D
   reduce_scatter({"reduce", type, count, ++sequence_}, {&in, 1}, out, counts, reduce, ranks_plan_);
 }
 
-void BackendCommunicator::gather_v(const void* in, void* out, std::span<const std::size_t> counts,
-                                   DType type, int root) {
+// Bytes from each rank to the root and none to others, as this rank exchanges them: what it sends
+// and what it receives of a gather, the other way round of a scatter.
+std::pair<BackendCommunicator::Sizes, BackendCommunicator::Sizes> BackendCommunicator::to_root(
+    std::span<const std::size_t> counts, DType type, int root) const {
   TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
-  const auto bytes = [&](int r) { return static_cast<std::int64_t>(counts[n(r)] * size_of(type)); };
   TUTTI_ASSERT(0 <= root && root < size(), "root ", root);
+  const auto bytes = [&](int r) { return static_cast<std::int64_t>(counts[n(r)] * size_of(type)); };
   Sizes send(n(size())), receive(n(size()));
   send[n(root)] = bytes(rank());
   for (int r = 0; rank() == root && r < size(); ++r) receive[n(r)] = bytes(r);
-  exchange({"gather", type, sum_of(counts), ++sequence_}, in, send, out, receive);
+  return {std::move(send), std::move(receive)};
+}
+
+void BackendCommunicator::gather_v(const void* in, void* out, std::span<const std::size_t> counts,
+                                   DType type, int root) {
+  auto [send, receive] = to_root(counts, type, root);
+  exchange({"gather", type, sum_of(counts), ++sequence_}, in, std::move(send), out,
+           std::move(receive));
 }
 
 void BackendCommunicator::scatter_v(const void* in, void* out, std::span<const std::size_t> counts,
                                     DType type, int root) {
-  TUTTI_ASSERT(counts.size() == n(size()), counts.size(), " counts");
-  const auto bytes = [&](int r) { return static_cast<std::int64_t>(counts[n(r)] * size_of(type)); };
-  TUTTI_ASSERT(0 <= root && root < size(), "root ", root);
-  Sizes send(n(size())), receive(n(size()));
-  receive[n(root)] = bytes(rank());
-  for (int r = 0; rank() == root && r < size(); ++r) send[n(r)] = bytes(r);
-  exchange({"scatter", type, sum_of(counts), ++sequence_}, in, send, out, receive);
+  auto [receive, send] = to_root(counts, type, root);
+  exchange({"scatter", type, sum_of(counts), ++sequence_}, in, std::move(send), out,
+           std::move(receive));
 }
 
 void BackendCommunicator::send(const void* data, std::size_t bytes, int to) {

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -72,6 +73,7 @@ class BackendCommunicator : public comm::Communicator {
   void check_broken(const Name& name);
   void gather_to_all(const Name& name, const void* in, void* out,
                      std::span<const std::size_t> counts);
+  std::pair<Sizes, Sizes> to_root(std::span<const std::size_t> counts, DType type, int root) const;
   void exchange(const Name& name, const void* in, Sizes send, void* out, Sizes receive);
   void reduce_scatter(const Name& name, std::span<const void* const> nodes, void* out,
                       std::span<const std::size_t> counts, comm::Reduce reduce,

@@ -25,4 +25,12 @@ CostLine fit_cost(std::span<const CostPoint> points) {
   return line;
 }
 
+double traffic_factor(std::string_view operation, int ranks) {
+  if (operation == "barrier") return 0;
+  for (const std::string_view whole : {"broadcast", "reduce", "send", "recv", "send_recv"})
+    if (operation == whole) return 1;
+  const bool twice = operation == "all_reduce" || operation == "tree_all_reduce";
+  return (twice ? 2.0 : 1.0) * (ranks - 1) / ranks;
+}
+
 }  // namespace tutti::comm

@@ -146,12 +146,6 @@ Timing timed(Communicator& c, double budget, const std::function<void()>& call) 
 
 }  // namespace
 
-double bus_factor(std::string_view operation, int ranks) {
-  if (operation == "broadcast" || operation == "send_recv") return 1;
-  if (operation == "barrier") return 0;
-  return (operation == "all_reduce" ? 2.0 : 1.0) * (ranks - 1) / ranks;
-}
-
 // Of all_to_all, parts differ by an element and each rank may get the longest from all.
 std::size_t measure_room(std::size_t bytes, int ranks) { return bytes + sizeof(float) * n(ranks); }
 

@@ -25,8 +25,6 @@ constexpr std::array<std::string_view, 7> measured_operations = {
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all",
     "broadcast",  "send_recv",      "barrier"};
 
-double bus_factor(std::string_view operation, int ranks);
-
 // Room for floats: each of measure_room(bytes, ranks) bytes.
 struct MeasureBuffers {
   float *in, *out;

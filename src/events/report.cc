@@ -215,6 +215,27 @@ std::string embedded(const Json& data) {
 
 }  // namespace
 
+std::string html_escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
+    }
+  return out;
+}
+
 void write_report(const RunFolder& run) {
   const std::string data = embedded(data_of(run));
   write_file(

@@ -2,27 +2,6 @@
 
 namespace tutti::events {
 
-std::string html_escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  return out;
-}
-
 const char* const report_style = R"css(
 :root { color-scheme: light dark;
   --ink:#16202c; --soft:#5d6b7c; --faint:#8b97a6; --line:#e4e8ee; --card:#fff; --page:#f4f6f9; --hole:#f0f3f7;

@@ -408,10 +408,6 @@ void check_experts(Judge& j) {
   need_rule("expert_tensor", "mlp", "cuts no mlp");
 }
 
-}  // namespace
-
-namespace {
-
 // Of the whole recipe; the judge sees one island's.
 void check_islands(const Recipe& r, Judge& j) {
   const Parallel& p = r.parallel;

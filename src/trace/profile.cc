@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "comm/cost.h"
 #include "trace/window.h"
 
 namespace tutti::trace {
@@ -140,9 +141,10 @@ class Maker {
     const bool parts = operation == "scatter_v" || operation == "gather_v";
     const auto size = static_cast<double>(members.size());
     const auto bytes = static_cast<double>(any.bytes);
-    const double each = from_root || to_root ? (parts ? bytes / size : bytes)
-                                             : traffic_factor(operation, static_cast<int>(size)) *
-                                                   bytes / (size - 1);
+    const double each =
+        from_root || to_root
+            ? (parts ? bytes / size : bytes)
+            : comm::traffic_factor(operation, static_cast<int>(size)) * bytes / (size - 1);
     const auto place = [](const auto& member) {
       return member.first->groups[static_cast<std::size_t>(member.second->group)].rank;
     };
@@ -183,7 +185,7 @@ class Maker {
     for (const FlightLog& log : logs_)
       for (const FlightGroup& group : log.groups)
         if (short_name(group.name.data()) == cost.group)
-          return traffic_factor(cost.operation, group.size);
+          return comm::traffic_factor(cost.operation, group.size);
     return 1;
   }
 
@@ -213,15 +215,6 @@ class Maker {
 };
 
 }  // namespace
-
-double traffic_factor(const std::string& operation, int ranks) {
-  const double share = static_cast<double>(ranks - 1) / ranks;
-  if (operation == "all_reduce" || operation == "tree_all_reduce") return 2 * share;
-  if (operation == "broadcast" || operation == "reduce" || operation == "send" ||
-      operation == "recv")
-    return 1;
-  return operation == "barrier" ? 0 : share;
-}
 
 Profile profile_of(const std::vector<FlightLog>& logs, std::int64_t first, std::int64_t last) {
   return Maker(logs, first, last).run();

@@ -23,9 +23,6 @@
 
 namespace tutti::trace {
 
-// Traffic of one rank over the bytes of the largest buffer.
-double traffic_factor(const std::string& operation, int ranks);
-
 // All calls of one operation by a group, over its members and the steps of the window.
 struct OperationCost {
   std::string group, operation;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/json.h"
+#include "comm/cost.h"
 
 using namespace tutti;
 using namespace tutti::trace;
@@ -157,8 +158,8 @@ TEST_CASE("chrome trace: a thread a lane, times from the first entry") {
 }
 
 TEST_CASE("traffic factors") {
-  CHECK(traffic_factor("all_reduce", 4) == doctest::Approx(1.5));
-  CHECK(traffic_factor("tree_reduce_scatter", 4) == doctest::Approx(0.75));
-  CHECK(traffic_factor("broadcast", 4) == 1);
-  CHECK(traffic_factor("barrier", 4) == 0);
+  CHECK(comm::traffic_factor("all_reduce", 4) == doctest::Approx(1.5));
+  CHECK(comm::traffic_factor("tree_reduce_scatter", 4) == doctest::Approx(0.75));
+  CHECK(comm::traffic_factor("broadcast", 4) == 1);
+  CHECK(comm::traffic_factor("barrier", 4) == 0);
 }
