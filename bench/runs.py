@@ -26,7 +26,8 @@ def train(recipe, settings, out, skip):
     return read_events(out, skip)
 
 
-def read_events(out, skip):
+def read_records(out):
+    """The scalars of each step of the run in the folder `out`, in their order."""
     records = []
     for line in (out / "events" / "rank-000.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -35,5 +36,10 @@ def read_events(out, skip):
     records.sort(key=lambda record: record["step"])
     if [record["step"] for record in records] != list(range(1, len(records) + 1)):
         sys.exit(f"{out}: the events do not have each step once")
+    return records
+
+
+def read_events(out, skip):
+    records = read_records(out)
     steady = statistics.median(record["step_seconds"] for record in records[skip:])
     return steady, [record["loss"] for record in records]

@@ -12,7 +12,16 @@ def whole(x):
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def spread(model, kind, world, compiled):
+def add_hook(net, hook):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    if hook == "bf16":
+        net.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    if hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10)
+        net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def spread(model, kind, world, compiled, hook="none"):
     """(what to call, scope(last) of a micro-batch: only the last one reduces, scope() of the loss and its backward)."""
     import torch
     nothing = contextlib.nullcontext
@@ -20,6 +29,7 @@ def spread(model, kind, world, compiled):
         return torch.compile(model) if compiled else model, lambda last: nothing(), nothing
     if kind == "ddp":
         net = torch.nn.parallel.DistributedDataParallel(model)
+        add_hook(net, hook)
         scope = lambda last: nothing() if last else net.no_sync()
         return torch.compile(net) if compiled else net, scope, nothing
     from torch.distributed.device_mesh import init_device_mesh

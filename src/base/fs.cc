@@ -17,8 +17,8 @@ namespace {
 
 class Descriptor {
  public:
-  Descriptor(const fs::path& path, int flags, const char* purpose)
-      : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {
+  Descriptor(const fs::path& path, int flags, const char* purpose, mode_t mode = 0666)
+      : fd_(::open(path.c_str(), flags | O_CLOEXEC, mode)) {
     if (fd_ < 0) throw WorldError(str("cannot ", purpose, " ", path.string(), ": ", errno_text()));
   }
   ~Descriptor() {
@@ -39,6 +39,26 @@ void write_all(int fd, std::string_view content, const fs::path& path) {
     if (count < 0) throw WorldError(str("cannot write ", path.string(), ": ", errno_text()));
     content.remove_prefix(static_cast<std::size_t>(count));
   }
+}
+
+void write_beside(const fs::path& path, std::span<const std::string_view> parts, mode_t mode) {
+  fs::path beside = path;
+  beside += str(".tmp-", ::getpid());
+  try {
+    const Descriptor file(beside, O_WRONLY | O_CREAT | O_TRUNC, "write", mode);
+    for (const std::string_view part : parts) write_all(file.get(), part, path);
+    if (::fsync(file.get()) != 0)
+      throw WorldError(str("cannot make ", path.string(), " durable: ", errno_text()));
+  } catch (...) {
+    ::unlink(beside.c_str());
+    throw;
+  }
+  if (::rename(beside.c_str(), path.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(beside.c_str());
+    throw WorldError(str("cannot name ", path.string(), ": ", errno_text(error)));
+  }
+  make_durable(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
 
 }  // namespace
@@ -74,27 +94,15 @@ std::string read_file(const fs::path& path) {
 }
 
 void write_file(const fs::path& path, std::string_view content) {
-  write_file(path, std::span(&content, 1));
+  write_beside(path, std::span(&content, 1), 0666);
+}
+
+void write_private_file(const fs::path& path, std::string_view content) {
+  write_beside(path, std::span(&content, 1), 0600);
 }
 
 void write_file(const fs::path& path, std::span<const std::string_view> parts) {
-  fs::path beside = path;
-  beside += str(".tmp-", ::getpid());
-  try {
-    const Descriptor file(beside, O_WRONLY | O_CREAT | O_TRUNC, "write");
-    for (const std::string_view part : parts) write_all(file.get(), part, path);
-    if (::fsync(file.get()) != 0)
-      throw WorldError(str("cannot make ", path.string(), " durable: ", errno_text()));
-  } catch (...) {
-    ::unlink(beside.c_str());
-    throw;
-  }
-  if (::rename(beside.c_str(), path.c_str()) != 0) {
-    const int error = errno;
-    ::unlink(beside.c_str());
-    throw WorldError(str("cannot name ", path.string(), ": ", errno_text(error)));
-  }
-  make_durable(path.has_parent_path() ? path.parent_path() : fs::path("."));
+  write_beside(path, parts, 0666);
 }
 
 void make_folders(const fs::path& path) {

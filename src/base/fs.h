@@ -21,6 +21,9 @@ std::string read_file(const fs::path& path);
 // the old content or the new, whole, also after a power cut.
 void write_file(const fs::path& path, std::string_view content);
 
+// The same, readable by its user alone.
+void write_private_file(const fs::path& path, std::string_view content);
+
 // The same from parts, so that large content need not be copied together first.
 void write_file(const fs::path& path, std::span<const std::string_view> parts);
 

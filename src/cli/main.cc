@@ -69,7 +69,7 @@ int run(int argc, char** argv) {
   app.footer(example("tutti train recipes/shakespeare.yaml"));
   Action chosen;
   for (auto add :
-       {add_train, add_resume, add_worker_verbs, add_tokenize, add_tokenizer, add_recipe,
+       {add_train, add_resume, add_join, add_worker_verbs, add_tokenize, add_tokenizer, add_recipe,
         add_layout, add_parity, add_checkpoint, add_doctor, add_trace, add_bench, add_version}) {
     add(app, chosen);
   }

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -14,7 +15,9 @@
 #include "events/live.h"
 #include "events/report.h"
 #include "events/summary.h"
+#include "launch/hosts.h"
 #include "launch/local.h"
+#include "launch/signals.h"
 
 namespace tutti::cli {
 namespace {
@@ -70,29 +73,67 @@ void say_how_to_go_on(const events::RunFolder& run) {
               << "; go on with: tutti resume " << run.path().string() << "\n";
 }
 
-}  // namespace
-
-int launch_run(const events::RunFolder& run, const recipe::Recipe& recipe, bool resume, Show show) {
+// The share of host `host`.
+launch::Job job_of(const events::RunFolder& run, const launch::HostsSign& sign, int host,
+                   const std::string& address) {
   launch::Job job;
   job.program = find_worker();
   job.args = {"train", "--run", run.path().string()};
-  if (resume) job.args.push_back("--resume");
-  job.workers = static_cast<int>(recipe.parallel.workers);
-  job.threads = static_cast<int>(recipe.parallel.threads);
+  if (sign.resume) job.args.push_back("--resume");
+  job.workers = sign.workers / sign.hosts;
+  job.world = sign.workers;
+  job.first_rank = host * job.workers;
+  job.threads = sign.threads;
   job.log_folder = run.logs();
+  job.address = address;
+  job.meeting = sign.folder;
+  return job;
+}
 
-  events::LiveView view(live_options(recipe, show), run, job.workers, std::cout, real_clock());
+}  // namespace
+
+int launch_run(const events::RunFolder& run, const recipe::Recipe& recipe, bool resume, Show show,
+               const Hosts& hosts) {
+  const int workers = static_cast<int>(recipe.parallel.workers);
+  const launch::HostsSign sign{
+      {}, hosts.hosts, workers, static_cast<int>(recipe.parallel.threads), resume};
+  std::optional<launch::HostsMeeting> meeting;
+  if (hosts.hosts > 1) meeting.emplace(run.path(), sign);
+  launch::Job job = job_of(run, sign, 0, hosts.address);
+  if (meeting) job.meeting = meeting->folder();
+
+  events::LiveView view(live_options(recipe, show), run, workers, std::cout, real_clock());
   launch::Hooks hooks;
-  hooks.tick = [&] { view.tick(); };
+  hooks.tick = [&] {
+    view.tick();
+    if (meeting) meeting->beat();
+  };
   const launch::Outcome outcome = launch::run_local(job, hooks);
 
-  const Json summary = events::make_summary(run, outcome.exit_code, job.workers);
+  const Json summary = events::make_summary(run, outcome.exit_code, workers);
   events::write_summary(run, summary);
   if (recipe.logging.report) events::write_report(run);
   view.finish(summary);
   if (outcome.exit_code == exit_ok && show == Show::automatic) say_where(run, recipe, summary);
   if (outcome.interrupted) say_how_to_go_on(run);
   return outcome.exit_code;
+}
+
+int join_run(const fs::path& folder, int host, const std::string& address, double timeout) {
+  const events::RunFolder run(folder);
+  launch::HostsSign sign;
+  {
+    const launch::SignalCatcher signals;
+    sign = launch::await_hosts(folder, timeout, [&] { return signals.count() > 0; });
+  }
+  if (host >= sign.hosts)
+    throw ConfigError(
+        {{"--host", "", str(host),
+          str("must be 1 to ", sign.hosts - 1, ": the run has ", sign.hosts, " hosts"), ""}});
+  const launch::Job job = job_of(run, sign, host, address);
+  std::cerr << "host " << host << " of " << sign.hosts << ": ranks " << job.first_rank << " to "
+            << job.first_rank + job.workers - 1 << " of " << sign.workers << "\n";
+  return launch::run_local(job).exit_code;
 }
 
 }  // namespace tutti::cli

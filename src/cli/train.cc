@@ -20,6 +20,9 @@ namespace {
 struct Options {
   std::string recipe, out;
   std::int64_t workers = 0;
+  int host = 1;
+  double timeout = 600;
+  Hosts hosts;
   std::vector<std::string> overrides;
   bool json = false, quiet = false;
 
@@ -34,6 +37,12 @@ void add_common(CLI::App* verb, const std::shared_ptr<Options>& options) {
       ->type_name("FIELD=VALUE")
       ->expected(1)
       ->take_all();
+  auto* hosts = verb->add_option("--hosts", options->hosts.hosts,
+                                 "machines that share the run; the others call tutti join")
+                    ->type_name("N")
+                    ->check(CLI::Range(1, 65536));
+  verb->add_option("--address", options->hosts.address, "of this host, as the others reach it")
+      ->needs(hosts);
   auto* json = verb->add_flag("--json", options->json, "only the summary, as one JSON object");
   verb->add_flag("--quiet", options->quiet, "print nothing but errors")->excludes(json);
 }
@@ -64,20 +73,35 @@ void learn_tokenizer(recipe::Data& data, const events::RunFolder& run, Show show
   data.tokenizer = fs::absolute(run.tokenizer());
 }
 
+// Before anything is written. `wrong`: as a recipe's.
+void check_hosts(const Options& options, std::int64_t workers) {
+  const Hosts& hosts = options.hosts;
+  if (hosts.hosts == 1) return;
+  std::vector<Violation> wrong;
+  if (hosts.address.empty())
+    wrong.push_back({"--address", "", "", "must be given with --hosts",
+                     "the address by which the other hosts reach this one"});
+  if (workers % hosts.hosts != 0)
+    wrong.push_back({"--hosts", "", str(hosts.hosts),
+                     str("must divide parallel.workers = ", workers), "--workers sets them"});
+  if (!wrong.empty()) throw ConfigError(wrong);
+}
+
 int train(const Options& options) {
   find_worker();  // before anything is written
   if (!fs::exists(options.recipe))
     throw ConfigError(
         {{"RECIPE", "", options.recipe, "does not exist", "recipes/shakespeare.yaml is one"}});
   recipe::Recipe recipe = read_recipe(options.recipe, options, false);
-  recipe::resolve(recipe, launch::usable_cores());
+  check_hosts(options, recipe.parallel.workers);
+  recipe::resolve(recipe, launch::usable_cores() * options.hosts.hosts);
   choose_micro_batch(recipe, options.show() == Show::automatic);
   const auto run =
       options.out.empty() ? events::create_dated_run(recipe.name) : events::create_run(options.out);
   const events::RunLock lock(run);
   learn_tokenizer(recipe.data, run, options.show());
   write_file(run.recipe(), recipe::to_yaml(recipe));
-  return launch_run(run, recipe, false, options.show());
+  return launch_run(run, recipe, false, options.show(), options.hosts);
 }
 
 // What a resumed run may change without becoming another run.
@@ -117,11 +141,12 @@ int resume(const std::string& folder, const Options& options) {
   }
   if (!wrong.empty()) throw ConfigError(wrong);
   recipe::Recipe recipe = read_resumed(run.recipe(), options);
-  recipe::resolve(recipe, launch::usable_cores());
+  check_hosts(options, recipe.parallel.workers);
+  recipe::resolve(recipe, launch::usable_cores() * options.hosts.hosts);
   write_file(run.recipe(), recipe::to_yaml(recipe));
   for (const std::string& refused : checkpoint::latest(run.checkpoints()).refused)
     std::cerr << "warning: " << refused << "\n";
-  return launch_run(run, recipe, true, options.show());
+  return launch_run(run, recipe, true, options.show(), options.hosts);
 }
 
 }  // namespace
@@ -147,6 +172,27 @@ void add_resume(CLI::App& app, Action& chosen) {
   verb->footer(example("tutti resume runs/shakespeare"));
   verb->callback(
       [options, &chosen] { chosen = [options] { return resume(options->out, *options); }; });
+}
+
+void add_join(CLI::App& app, Action& chosen) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = app.add_subcommand("join", "take a share of a run that another host starts");
+  verb->add_option("DIR", options->out, "the run's folder, which all hosts see")->required();
+  verb->add_option("--host", options->host, "this one's number, from 1 on")
+      ->type_name("N")
+      ->required()
+      ->check(CLI::Range(1, 65535));
+  verb->add_option("--address", options->hosts.address, "of this host, as the others reach it")
+      ->required();
+  verb->add_option("--timeout", options->timeout, "seconds to wait for the first host (600)")
+      ->type_name("S")
+      ->check(CLI::Range(1.0, 1e6));
+  verb->footer(example("tutti join runs/shakespeare --host 1 --address 10.0.0.2"));
+  verb->callback([options, &chosen] {
+    chosen = [options] {
+      return join_run(options->out, options->host, options->hosts.address, options->timeout);
+    };
+  });
 }
 
 }  // namespace tutti::cli

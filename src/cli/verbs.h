@@ -13,6 +13,7 @@ using Action = std::function<int()>;
 
 void add_train(CLI::App& app, Action& chosen);
 void add_resume(CLI::App& app, Action& chosen);
+void add_join(CLI::App& app, Action& chosen);
 void add_worker_verbs(CLI::App& app, Action& chosen);  // eval, generate, export
 void add_tokenize(CLI::App& app, Action& chosen);
 void add_tokenizer(CLI::App& app, Action& chosen);

@@ -10,7 +10,6 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <string>
 #include <utility>
@@ -34,33 +33,6 @@ Milliseconds timeout_of(const GroupOptions& options) {
                        options.size, ": meeting at ", options.host, ":", options.port, ": ",
                        cause));
 }
-
-}  // namespace
-
-StorePtr open_gloo_store(const GroupOptions& options) {
-  const int least = options.rank == 0 && options.publish ? 0 : 1;
-  if (options.port < least || options.port > 65535)
-    throw ConfigError(
-        std::vector<Violation>{{"port", "", str(options.port), "must be 1 to 65535", ""}});
-  c10d::TCPStoreOptions tcp;
-  tcp.port = static_cast<std::uint16_t>(options.port);
-  tcp.isServer = options.rank == 0;
-  tcp.waitWorkers = false;
-  tcp.timeout = timeout_of(options);
-  tcp.multiTenant = true;  // several groups of a job share rank 0's port
-  try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
-    if (tcp.isServer && options.publish) options.publish(store->getPort());
-    return store;
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    if (text.find("EADDRINUSE") != std::string::npos || text.find("in use") != std::string::npos)
-      fail(options, str("port ", options.port, " is taken; choose another"));
-    fail(options, text.substr(0, text.find('\n')));
-  }
-}
-
-namespace {
 
 std::string host_name() {
   char name[256] = {};
@@ -141,16 +113,11 @@ std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options, Store
 
 namespace tutti::collective {
 
-c10::intrusive_ptr<c10d::Store> open_gloo_store(const GroupOptions&) {
+std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions&,
+                                              c10::intrusive_ptr<c10d::Store>) {
   throw ConfigError(
       std::vector<Violation>{{"transport", "", "gloo", "this build has no Gloo",
-                              "install libgloo-dev and build again, or use transport: shm"}});
-}
-
-std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options,
-                                              c10::intrusive_ptr<c10d::Store>) {
-  open_gloo_store(options);
-  return nullptr;
+                              "install libgloo-dev and build again, or use transport: tcp"}});
 }
 
 }  // namespace tutti::collective

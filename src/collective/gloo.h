@@ -1,4 +1,4 @@
-// Gloo, for ranks on several hosts: libtorch's process group behind our Communicator.
+// Gloo: libtorch's process group behind our Communicator.
 #pragma once
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -9,13 +9,8 @@
 
 namespace tutti::collective {
 
-// Where the ranks of a job find each other, at options.host:port; rank 0 hosts it. WorldError when
-// that port is taken or rank 0 does not come in time; ConfigError in a build without Gloo's
-// headers.
-c10::intrusive_ptr<c10d::Store> open_gloo_store(const GroupOptions& options);
-
 // A group that meets at this store under options.name, which is unique to it. WorldError when the
-// peers do not come in time.
+// peers do not come in time; ConfigError in a build without Gloo's headers.
 std::unique_ptr<comm::Communicator> join_gloo(const GroupOptions& options,
                                               c10::intrusive_ptr<c10d::Store> store);
 

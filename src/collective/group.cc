@@ -95,10 +95,11 @@ struct Nodes {
 
 }  // namespace
 
-Group::Group(std::unique_ptr<comm::Communicator> communicator, Meet meet)
+Group::Group(std::unique_ptr<comm::Communicator> communicator, Meet meet, std::int64_t host)
     : threads_(std::make_shared<CommThreads>(std::move(communicator))),
       backend_(c10::make_intrusive<CommBackend>(threads_)),
-      meet_(std::move(meet)) {}
+      meet_(std::move(meet)),
+      host_(host) {}
 
 Group::~Group() { threads_->finish(); }
 

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <utility>
@@ -54,16 +55,17 @@ class Group {
  public:
   // How the members of a subgroup meet, once all have agreed on the list.
   struct Meeting {
-    int rank, size;    // in the subgroup
-    bool one_host;     // whether all its members can share memory
-    std::string name;  // what errors call it
-    std::string key;   // unique to the members and this subgroup
+    int rank, size;                   // in the subgroup
+    std::vector<std::int64_t> hosts;  // of each member: alike where they can share memory
+    std::string name;                 // what errors call it
+    std::string key;                  // unique to the members and this subgroup
   };
   using Meet = std::function<std::unique_ptr<comm::Communicator>(const Meeting&)>;
 
   // Takes the communicator; its calls all happen on this group's threads from now on. Without
-  // `meet` there are no subgroups.
-  explicit Group(std::unique_ptr<comm::Communicator> communicator, Meet meet = {});
+  // `meet` there are no subgroups. `host`: of this rank; Host::id.
+  explicit Group(std::unique_ptr<comm::Communicator> communicator, Meet meet = {},
+                 std::int64_t host = 0);
   // Ends what was started (at the latest by the deadline; abort() ends it sooner), then the
   // threads.
   ~Group();
@@ -72,7 +74,7 @@ class Group {
 
   int rank() const;
   int size() const;
-  // "shm", "threads", "gloo".
+  // "shm", "threads", "tcp", "shm+tcp" (comm/hierarchy.h), "gloo".
   std::string transport() const;
   // What errors call it: "world", "tensor (ranks 1, 3)".
   const std::string& name() const;
@@ -193,6 +195,7 @@ class Group {
   void enter_record();
 
   Meet meet_;
+  std::int64_t host_;
   std::shared_ptr<Taps> taps_ = std::make_shared<Taps>();
   std::string path_;        // what tells its subgroups from those of others
   std::vector<int> ranks_;  // its members in the first group of all; empty: this is it
@@ -207,15 +210,20 @@ class Group {
 
 // How the ranks of a job meet.
 struct GroupOptions {
-  std::string transport = "auto";  // shm | gloo | auto
+  // auto: shm within a host, tcp between hosts, in levels where hosts have several ranks.
+  std::string transport = "auto";  // shm | tcp | gloo | auto
   int rank = 0, size = 1;
   int local_size = 1;                     // ranks on this host; auto compares it with size
   std::string name = "tutti";             // unique to job and group; the same on all ranks (shm)
-  std::string host = "127.0.0.1";         // of rank 0's store (gloo)
-  int port = 0;                           // of rank 0's store (gloo); on rank 0, 0: any free one
+  std::string host = "127.0.0.1";         // of rank 0's store (all but shm)
+  int port = 0;                           // of rank 0's store; on rank 0, 0: any free one
   std::function<void(int)> publish = {};  // rank 0: told the port, once it listens
   std::string group = "world";            // what errors call it
   double timeout = 300;                   // seconds, for meeting and for every operation
+  std::string address = "127.0.0.1";      // by which other hosts reach this rank (tcp)
+  std::string secret;                     // the job's: only who has it is let in (tcp); "": all
+  bool encrypt = false;                   // what goes between hosts (tcp)
+  std::optional<std::int64_t> here = {};  // in place of this_host().id
 
   // Whether they meet in shared memory: shm, or auto, if all are on this host and not too many.
   bool in_memory() const;

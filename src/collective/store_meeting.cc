@@ -1,6 +1,7 @@
 #include "collective/store_meeting.h"
 
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <array>
 #include <atomic>
@@ -22,6 +23,11 @@ void set(c10d::Store& store, const std::string& key, const std::string& value) {
 std::string get(c10d::Store& store, const std::string& key) {
   const auto value = store.get(key);
   return {value.begin(), value.end()};
+}
+
+[[noreturn]] void fail(const GroupOptions& options, const std::string& cause) {
+  throw WorldError(str("group '", options.group, "', rank ", options.rank, " of ", options.size,
+                       ": meeting at ", options.host, ":", options.port, ": ", cause));
 }
 
 // Of no other group on this host, also of later ones.
@@ -54,6 +60,38 @@ void check_hosts(c10d::Store& store, const StoreMeeting& meeting) {
 }
 
 }  // namespace
+
+c10::intrusive_ptr<c10d::Store> open_store(const GroupOptions& options) {
+  const int least = options.rank == 0 && options.publish ? 0 : 1;
+  if (options.port < least || options.port > 65535)
+    throw ConfigError(
+        std::vector<Violation>{{"port", "", str(options.port), "must be 1 to 65535", ""}});
+  c10d::TCPStoreOptions tcp;
+  tcp.port = static_cast<std::uint16_t>(options.port);
+  tcp.isServer = options.rank == 0;
+  tcp.waitWorkers = false;
+  tcp.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout * 1e3));
+  tcp.multiTenant = true;  // several groups of a job share rank 0's port
+  try {
+    auto store = c10::make_intrusive<c10d::TCPStore>(options.host, tcp);
+    if (tcp.isServer && options.publish) options.publish(store->getPort());
+    return store;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    if (text.find("EADDRINUSE") != std::string::npos || text.find("in use") != std::string::npos)
+      fail(options, str("port ", options.port, " is taken; choose another"));
+    fail(options, text.substr(0, text.find('\n')));
+  }
+}
+
+void StoreBoard::set(const std::string& key, const std::string& value) {
+  collective::set(*store_, key, value);
+}
+
+std::string StoreBoard::get(const std::string& key, double timeout) {
+  store_->wait({key}, std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1e3)));
+  return collective::get(*store_, key);
+}
 
 // One boot of one machine, one network namespace (the meeting place) and one user.
 Host this_host() {

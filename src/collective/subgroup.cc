@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 #include <string>
@@ -13,6 +14,7 @@
 #include "collective/comm_thread.h"
 #include "collective/gloo.h"
 #include "collective/group.h"
+#include "collective/hosts.h"
 #include "collective/store_meeting.h"
 #include "comm/memory_group.h"
 
@@ -27,13 +29,6 @@ std::string label_of(const std::string& name, const std::vector<int>& members) {
     text += str(i ? ", " : "", members[i]);
   }
   return text + ")";
-}
-
-std::unique_ptr<comm::Communicator> join_memory(const GroupOptions& options) {
-  comm::MemoryOptions memory;
-  memory.group = options.group;
-  memory.timeout = options.timeout;
-  return comm::join_shm(options.name, options.rank, options.size, memory);
 }
 
 // What the thread ranks of a process share to make subgroups: the first of a subgroup's members to
@@ -69,9 +64,9 @@ std::shared_ptr<Group> Group::subgroup(const std::vector<int>& members, const st
   std::string list;
   for (const int member : members) list += str(member, " ");
   const std::string key = str(path_, ++subgroups_made_, "/", name, "/", list);
-  const std::vector<std::int64_t> mine{static_cast<std::int64_t>(hash64(key)), this_host().id};
+  const std::vector<std::int64_t> mine{static_cast<std::int64_t>(hash64(key)), host_};
   const at::Tensor all = all_gather(at::tensor(mine, at::kLong));
-  bool one_host = true;
+  std::vector<std::int64_t> hosts;
   for (const int member : members) {
     TUTTI_ASSERT(0 <= member && member < size() && std::ranges::count(members, member) == 1,
                  "member ", member);
@@ -79,14 +74,14 @@ std::shared_ptr<Group> Group::subgroup(const std::vector<int>& members, const st
     if (theirs[0] != mine[0])
       throw WorldError(str("group '", this->name(), "', rank ", rank(), ": rank ", member,
                            " does not ask for the subgroup '", label, "'"));
-    one_host = one_host && theirs[1] == mine[1];
+    hosts.push_back(theirs[1]);
   }
   const Meeting meeting{static_cast<int>(me - members.begin()), static_cast<int>(members.size()),
-                        one_host, label, key};
+                        hosts, label, key};
   auto group = std::make_shared<Group>(
       meeting.size == 1 ? std::move(comm::make_thread_group(1, {.group = label})[0])
                         : meet_(meeting),
-      meet_);
+      meet_, host_);
   group->ranks_ = std::move(ranks);
   group->path_ = key + "/";
   group->taps_ = taps_;
@@ -114,27 +109,31 @@ bool GroupOptions::in_memory() const {
 }
 
 std::shared_ptr<Group> make_group(const GroupOptions& asked) {
+  static constexpr std::array transports{"auto", "shm", "tcp", "gloo"};
+  if (std::ranges::count(transports, asked.transport) == 0)
+    throw ConfigError(std::vector<Violation>{
+        {"transport", "", asked.transport, "must be one of auto, shm, tcp, gloo", ""}});
   GroupOptions options = asked;
   options.name += "/" + options.group;
-  const std::string& transport = options.transport;
-  if (transport != "auto" && transport != "shm" && transport != "gloo")
-    throw ConfigError(
-        std::vector<Violation>{{"transport", "", transport, "must be one of auto, shm, gloo", ""}});
+  if (!options.here) options.here = this_host().id;
   c10::intrusive_ptr<c10d::Store> store;
-  if (!options.in_memory()) store = open_gloo_store(options);
-  const auto join = [store](const GroupOptions& which) {
-    return which.in_memory() ? join_memory(which) : join_gloo(which, store);
+  if (!options.in_memory()) store = open_store(options);
+  const auto join = [store](const GroupOptions& which, std::vector<std::int64_t> hosts) {
+    if (which.in_memory()) return join_memory(which);
+    if (which.transport == "gloo") return join_gloo(which, store);
+    return join_hosts(which, std::move(hosts), store);
   };
   const auto meet = [options, join](const Group::Meeting& meeting) {
     GroupOptions part = options;
     part.rank = meeting.rank;
     part.size = meeting.size;
     part.group = meeting.name;
-    part.local_size = meeting.one_host ? part.size : 1;
+    const bool one_host = std::ranges::count(meeting.hosts, meeting.hosts[0]) == part.size;
+    part.local_size = one_host ? part.size : 1;
     part.name += "/" + meeting.key;
-    return join(part);
+    return join(part, meeting.hosts);
   };
-  return std::make_shared<Group>(join(options), meet);
+  return std::make_shared<Group>(join(options, {}), meet, *options.here);
 }
 
 std::vector<std::shared_ptr<Group>> make_thread_groups(int size) {

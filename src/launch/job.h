@@ -1,7 +1,8 @@
 // A job: one program, started N times as the ranks of one world.
 //
-// Each worker finds in its environment TUTTI_RANK, TUTTI_WORLD_SIZE, TUTTI_LOCAL_RANK (decimal),
-// TUTTI_RENDEZVOUS (where the ranks meet; only comm reads it), TUTTI_THREADS and OMP_NUM_THREADS.
+// Each worker finds in its environment TUTTI_RANK, TUTTI_WORLD_SIZE, TUTTI_LOCAL_RANK,
+// TUTTI_LOCAL_SIZE (decimal), TUTTI_RENDEZVOUS (where the ranks meet; only comm reads it),
+// TUTTI_ADDRESS (of this host, if there are several), TUTTI_THREADS and OMP_NUM_THREADS.
 #pragma once
 #include <functional>
 #include <string>
@@ -16,7 +17,10 @@ struct Job {
   fs::path program;
   std::vector<std::string> args;
   std::vector<std::pair<std::string, std::string>> env;  // for every worker
-  int workers = 1;
+  int workers = 1;                                       // on this host
+  int first_rank = 0, world = 0;                         // of several hosts; world 0: of workers
+  std::string address;                                   // by which the other hosts reach this one
+  fs::path meeting;              // where the ranks meet; empty: in a folder of this host's memory
   int threads = 0;               // a worker; 0: cores / workers, at least 1
   bool pin = true;               // to own cores, where workers x threads fit the machine
   fs::path log_folder;           // rank-000.log ... : what each worker wrote, appended

@@ -39,8 +39,10 @@ std::string joined(const std::vector<int>& cores) {
   return join(texts, ",");
 }
 
-Worker start_worker(const Job& job, int rank, int threads, const std::vector<int>& cores,
+// `place` among the workers of this host.
+Worker start_worker(const Job& job, int place, int threads, const std::vector<int>& cores,
                     const fs::path& meeting) {
+  const int rank = job.first_rank + place;
   const fs::path log = log_path(job.log_folder, rank);
   const int output = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (output < 0) throw WorldError(str("cannot write ", log.string(), ": ", errno_text()));
@@ -49,8 +51,10 @@ Worker start_worker(const Job& job, int rank, int threads, const std::vector<int
   ProcessSpec spec{job.program, job.args, job.env, output, cores};
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
            {"TUTTI_RANK", str(rank)},
-           {"TUTTI_LOCAL_RANK", str(rank)},
-           {"TUTTI_WORLD_SIZE", str(job.workers)},
+           {"TUTTI_LOCAL_RANK", str(place)},
+           {"TUTTI_LOCAL_SIZE", str(job.workers)},
+           {"TUTTI_WORLD_SIZE", str(job.world > 0 ? job.world : job.workers)},
+           {"TUTTI_ADDRESS", job.address},
            {"TUTTI_RENDEZVOUS", meeting.string()},
            {"TUTTI_THREADS", str(threads)},
            {"OMP_NUM_THREADS", str(threads)},
@@ -113,10 +117,9 @@ class Run {
     const int cores = std::min<int>(usable_cores(), static_cast<int>(allowed.size()));
     const int threads = job_.threads > 0 ? job_.threads : std::max(1, cores / job_.workers);
     const auto shares = share_cores(job_.pin ? allowed : std::vector<int>{}, job_.workers, threads);
-    for (int rank = 0; rank < job_.workers; ++rank) {
-      workers_.push_back(start_worker(job_, rank, threads, shares[static_cast<std::size_t>(rank)],
-                                      meeting_.folder()));
-    }
+    for (int i = 0; i < job_.workers; ++i)
+      workers_.push_back(start_worker(job_, i, threads, shares[static_cast<std::size_t>(i)],
+                                      job_.meeting.empty() ? meeting_.folder() : job_.meeting));
   }
 
   int living() const {

@@ -95,8 +95,18 @@ void check_transport(Judge& j) {
                   str(j.p.workers),
                   str("must not be above ", most_shm_workers, " with parallel.transport = shm"),
                   {{"parallel.workers"}, {"parallel.transport"}},
-                  "use parallel.transport: gloo"};
+                  "use parallel.transport: auto"};
   if (j.p.workers > most_shm_workers) j.refuse(std::move(finding));
+}
+
+void check_encryption(Judge& j) {
+  if (!j.p.encrypt || j.p.transport != "gloo") return;
+  j.refuse({"encryption",
+            {"parallel.encrypt", "parallel.transport"},
+            "on",
+            "needs parallel.transport = auto or tcp: gloo sends all in the clear",
+            {{"parallel.transport"}, {"parallel.encrypt"}},
+            "use parallel.transport: auto"});
 }
 
 void check_batch(Judge& j) {
@@ -477,8 +487,8 @@ std::vector<Finding> findings(const Recipe& recipe) {
   const Recipe island = island_of(recipe);
   Judge judge(island);
   check_islands(recipe, judge);
-  for (auto check : {check_engine, check_product, check_transport, check_batch, check_shard,
-                     check_tensor, check_context, check_pipeline, check_experts})
+  for (auto check : {check_engine, check_product, check_transport, check_encryption, check_batch,
+                     check_shard, check_tensor, check_context, check_pipeline, check_experts})
     check(judge);
   check_rules(recipe, judge.found);
   return std::move(judge.found);

@@ -97,10 +97,11 @@ void note_run(const Recipe& r, Notes& notes) {
              str("above model.layers = ", layers, " it is full"));
   notes.idle(r.recompute != "auto" && r.batch.micro > 0, {"memory_budget"},
              "neither recompute nor batch.micro is auto");
-  notes.idle(
-      r.parallel.workers == 1,
-      {"parallel.transport", "parallel.bucket_bytes", "parallel.overlap", "parallel.timeout"},
-      "there is one worker");
+  notes.idle(r.parallel.workers == 1,
+             {"parallel.transport", "parallel.encrypt", "parallel.bucket_bytes", "parallel.overlap",
+              "parallel.timeout"},
+             "there is one worker");
+  notes.idle(r.parallel.transport == "shm", {"parallel.encrypt"}, "parallel.transport is shm");
   notes.idle(r.logging.sample_tokens == 0, {"logging.sample_prompt"}, "logging.sample_tokens is 0");
   notes.idle(!r.logging.report, {"logging.sample_prompt", "logging.sample_tokens"},
              "logging.report is off");

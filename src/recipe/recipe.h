@@ -126,7 +126,8 @@ struct Parallel {
   std::int64_t workers = 1;           // processes: data x context x tensor x pipeline ranks
   std::string engine = "replicated";  // replicated | sharded | mesh, or a registered one
   std::int64_t threads = 0;           // intra-op threads a worker; 0: cores / workers, then fixed
-  std::string transport = "auto";     // auto | shm | gloo
+  std::string transport = "auto";     // auto | shm | tcp | gloo
+  bool encrypt = false;               // what goes between hosts (auto and tcp)
   std::int64_t bucket_bytes = 4 << 20;
   bool overlap = true;  // reduce a bucket while backward goes on
   // sharded and mesh

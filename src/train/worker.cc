@@ -3,13 +3,17 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
+#include <sys/random.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <cstdlib>
+#include <sstream>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "comm/memory_group.h"
 #include "events/run_folder.h"
@@ -54,20 +58,31 @@ bool multiplies_bf16_fast() {
 #endif
 }
 
-fs::path port_file(const Worker& worker) { return fs::path(worker.rendezvous) / "port"; }
+fs::path store_file(const Worker& worker) { return fs::path(worker.rendezvous) / "store"; }
 
-// The port that rank 0 has left where the ranks of the job meet.
-int await_port(const Worker& worker, double timeout) {
-  const fs::path file = port_file(worker);
+// 256 bits.
+std::string random_secret() {
+  std::array<std::uint64_t, 4> numbers{};
+  if (::getrandom(numbers.data(), sizeof numbers, 0) != sizeof numbers)
+    throw WorldError(str("no random bytes: ", errno_text()));
+  std::string text;
+  for (const std::uint64_t number : numbers) text += hex64(number);
+  return text;
+}
+
+// What rank 0 has left for the others: "host port secret".
+std::string await_store(const Worker& worker, double timeout) {
+  const fs::path file = store_file(worker);
   const double start = real_clock().now();
   while (!fs::exists(file)) {
     if (real_clock().now() - start > timeout)
-      throw WorldError(str("rank ", worker.rank, ": rank 0 named no port in ", file.string(),
-                           " within ", timeout, " s"));
+      throw WorldError(str("rank ", worker.rank, ": rank 0 did not say where it is in ",
+                           file.string(), " within ", timeout,
+                           " s; TUTTI_RENDEZVOUS must be a folder that all hosts see"));
     if (stop_requested()) throw WorldError(str("rank ", worker.rank, ": told to stop"));
     real_clock().sleep(0.005);
   }
-  return std::atoi(read_file(file).c_str());
+  return read_file(file);
 }
 
 }  // namespace
@@ -76,8 +91,14 @@ Worker worker_from_environment(const fs::path& folder, bool resume) {
   Worker worker;
   worker.rank = number_from("TUTTI_RANK", 0);
   worker.world_size = number_from("TUTTI_WORLD_SIZE", 1);
-  worker.local_size = worker.world_size;
+  worker.local_size = number_from("TUTTI_LOCAL_SIZE", worker.world_size);
   if (const char* place = std::getenv("TUTTI_RENDEZVOUS")) worker.rendezvous = place;
+  if (const char* address = std::getenv("TUTTI_ADDRESS")) worker.address = address;
+  if (worker.local_size < worker.world_size && worker.address.empty())
+    throw ConfigError({{"TUTTI_ADDRESS", "", "",
+                        "must be set when ranks are on several hosts (TUTTI_LOCAL_SIZE is below "
+                        "TUTTI_WORLD_SIZE)",
+                        "the address by which the other hosts reach this one"}});
   worker.folder = folder;
   worker.resume = resume;
   return worker;
@@ -94,23 +115,34 @@ void prepare_process(const recipe::Recipe& recipe) {
   at::set_num_interop_threads(1);
 }
 
+void find_peers(const Worker& worker, collective::GroupOptions& options) {
+  options.rank = worker.rank;
+  options.size = worker.world_size;
+  options.local_size = worker.local_size;
+  if (!worker.address.empty()) options.address = worker.address;
+  if (options.in_memory() || worker.world_size == 1) return;
+  if (worker.rank == 0) {
+    options.host = options.address;
+    options.secret = random_secret();
+    options.publish = [&, file = store_file(worker)](int port) {
+      write_private_file(file, str(options.host, " ", port, " ", options.secret));
+    };
+    return;
+  }
+  std::istringstream text(await_store(worker, options.timeout));
+  text >> options.host >> options.port >> options.secret;
+}
+
 std::shared_ptr<collective::Group> open_group(const Worker& worker,
                                               const recipe::Parallel& parallel) {
   collective::GroupOptions options;
   options.transport = parallel.transport;
-  options.rank = worker.rank;
-  options.size = worker.world_size;
-  options.local_size = worker.local_size;
+  options.encrypt = parallel.encrypt;
   options.name =
       worker.rendezvous.empty() ? str("tutti-", ::getpid()) : worker.rendezvous + "/world";
   options.group = "world";
   options.timeout = parallel.timeout;
-  if (!options.in_memory() && worker.world_size > 1) {
-    if (worker.rank == 0)
-      options.publish = [&](int port) { write_file(port_file(worker), str(port)); };
-    else
-      options.port = await_port(worker, options.timeout);
-  }
+  find_peers(worker, options);
   auto group = collective::make_group(options);
   if (worker.rank == 0 && !worker.folder.empty()) forget_flights(worker);
   if (worker.world_size > 1 && !worker.folder.empty()) record(*group, worker);

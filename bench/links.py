@@ -1,0 +1,153 @@
+"""Training of 4 workers on 2 "hosts" (network namespaces of this machine) with a slow wire between them.
+
+    sudo .venv/bin/python bench/links.py [--rate 100e6] [--delay 0.01] [--steps 60] [--cases all] [--out FILE]
+
+Both sides train the same model from the same weights on the same samples in the same order (recipes/peer.yaml,
+bench/peers/peer_train.py): Tutti with `tutti train --hosts 2` and `tutti join`, PyTorch's DistributedDataParallel over
+Gloo with its own communication hooks. Printed for each case: tokens/s over the steps after the first --skip (all their
+seconds, so that a step that waits for the wire counts), the share of the throughput without a wire (all workers on one
+host), the mean loss of the last tenth of the steps, and bytes that a host sent a step. The delay is one way. Losses of
+cases that compute the same sums must be equal to the bit; the script says so and fails if they are not.
+"""
+import argparse
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from runs import ROOT, read_records, run
+from wire import ADDRESSES, Wire
+
+PEER = ROOT / "bench" / "peers" / "peer_train.py"
+WORKERS, BATCH, MICRO, SEQUENCE = 4, 8, 2, 128
+LOSSY = {"reproducible": "off"}
+TUTTI = {  # case: fields of the recipe
+    "one host": {},
+    "flat": {"parallel.transport": "tcp"},
+    "hierarchical": {},
+    "encrypted": {"parallel.encrypt": "on"},
+    "bf16": {"parallel.compress": "bf16", **LOSSY},
+    "int8": {"parallel.compress": "int8", **LOSSY},
+    "powersgd": {"parallel.compress": "powersgd", **LOSSY},
+    "topk": {"parallel.compress": "topk", **LOSSY},
+    "sign": {"parallel.compress": "sign", **LOSSY},
+    "diloco": {"parallel.islands": 2, "parallel.local_steps": 50},
+    "diloco int4": {"parallel.islands": 2, "parallel.local_steps": 50, "optimizer.outer_type": "int4"},
+}
+EXACT = ["one host", "flat", "hierarchical", "encrypted"]
+PEERS = {"ddp": [], "ddp bf16": ["--hook", "bf16"], "ddp powersgd": ["--hook", "powersgd"]}
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=100e6, help="bits a second")
+    parser.add_argument("--delay", type=float, default=0.01, help="seconds, one way")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--skip", type=int, default=10, help="first steps left out of the timing")
+    parser.add_argument("--cases", default="all", help=f"of {', '.join([*TUTTI, *PEERS])}")
+    parser.add_argument("--set", action="append", default=[], help="further fields of the recipe, of all cases")
+    parser.add_argument("--out", type=pathlib.Path, help="also write the result here as JSON")
+    return parser.parse_args()
+
+
+class Bench:
+    def __init__(self, options, folder, wire):
+        self.options, self.folder, self.wire = options, folder, wire
+        self.binary = os.environ.get("TUTTI_BIN", ROOT / "build" / "release" / "bin")
+        self.text = folder / "plays.txt"
+        plays = sorted((ROOT / "corpus" / "shakespeare" / "train").glob("*.txt"))
+        if not plays:
+            run([sys.executable, ROOT / "tools" / "corpus.py"])
+            plays = sorted((ROOT / "corpus" / "shakespeare" / "train").glob("*.txt"))
+        self.text.write_bytes(b"".join(play.read_bytes() for play in plays))
+        self.start = folder / "start" / "model.safetensors"
+        run([sys.executable, PEER, *self.peer_words(12), "--save-init", self.start])
+
+    def peer_words(self, steps):
+        return ["--data", self.text, "--threads", 1, "--micro-batch", MICRO, "--global-batch", BATCH, "--seq", SEQUENCE,
+                "--sgemm", 512, "--steps", steps]
+
+    def finish(self, processes, name):
+        for process in processes:
+            if process.wait() != 0:
+                for other in processes:
+                    other.send_signal(signal.SIGTERM)
+                sys.exit(f"{name}: {' '.join(map(str, process.args))} ended with {process.returncode}")
+
+    def tutti(self, name):
+        out = self.folder / name.replace(" ", "-")
+        fields = {"model.from": self.start.parent, "data.train": self.text, "batch.micro": MICRO,
+                  "duration": f"{self.options.steps} steps", "parallel.workers": WORKERS, "parallel.threads": 1,
+                  **TUTTI[name]}
+        words = [f"{field}={value}" for field, value in fields.items()] + self.options.set
+        train = [f"{self.binary}/tutti", "train", ROOT / "recipes" / "peer.yaml", "--json", "--out", out,
+                 *(part for word in words for part in ("--set", word))]
+        if name == "one host":
+            run(train)
+        else:
+            processes = [
+                self.wire.start(0, [*train, "--hosts", 2, "--address", ADDRESSES[0]], stdout=subprocess.DEVNULL),
+                self.wire.start(1, [f"{self.binary}/tutti", "join", out, "--host", 1, "--address", ADDRESSES[1]],
+                                stderr=subprocess.DEVNULL)]
+            self.finish(processes, name)
+        records = read_records(out)
+        return [record["step_seconds"] for record in records], [record["loss"] for record in records]
+
+    def peer(self, name):
+        result = self.folder / "peer.json"
+        result.unlink(missing_ok=True)
+        common = {**os.environ, "PEER_WORKER": "1", "PEER_RESULT": str(result), "WORLD_SIZE": str(WORKERS),
+                  "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29400", "GLOO_SOCKET_IFNAME": "wire",
+                  "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        command = [sys.executable, PEER, *self.peer_words(self.options.steps), "--procs", WORKERS,
+                   "--skip", self.options.skip, "--init", self.start, *PEERS[name]]
+        processes = [self.wire.start(rank // 2, command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)},
+                                     stdout=subprocess.DEVNULL) for rank in range(WORKERS)]
+        self.finish(processes, name)
+        found = json.loads(result.read_text())
+        return found["step_seconds"], found["losses"]
+
+    def measure(self, name):
+        before = self.wire.sent()
+        seconds, losses = (self.tutti if name in TUTTI else self.peer)(name)
+        steady = seconds[self.options.skip:]
+        tail = losses[-max(1, len(losses) // 10):]
+        return {"case": name, "tokens_per_second": BATCH * SEQUENCE * len(steady) / sum(steady),
+                "loss": statistics.fmean(tail), "bytes_per_step": (self.wire.sent() - before) / len(losses),
+                "losses": losses}
+
+
+def main():
+    options = parse()
+    cases = [*TUTTI, *PEERS] if options.cases == "all" else [case.strip() for case in options.cases.split(",")]
+    unknown = set(cases) - set(TUTTI) - set(PEERS)
+    if unknown:
+        sys.exit(f"--cases: no such case: {', '.join(sorted(unknown))}")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, Wire(options.rate, options.delay) as wire:
+        print(f"{options.rate / 1e6:.0f} Mbit/s, {options.delay * 1e3:.0f} ms one way ({wire.kind}), {options.steps} "
+              f"steps of {BATCH * SEQUENCE} tokens, {WORKERS} workers on 2 hosts", flush=True)
+        bench = Bench(options, pathlib.Path(folder), wire)
+        for case in cases:
+            row = bench.measure(case)
+            rows.append(row)
+            base = rows[0]["tokens_per_second"] if cases[0] == "one host" else None
+            share = f"  {row['tokens_per_second'] / base:5.2f} of one host" if base else ""
+            print(f"{case:14} {row['tokens_per_second']:7.0f} tokens/s{share}  loss {row['loss']:.4f}  "
+                  f"{row['bytes_per_step'] / 1e6:7.2f} MB a step and host", flush=True)
+    exact = [row for row in rows if row["case"] in EXACT]
+    equal = all(row["losses"] == exact[0]["losses"] for row in exact)
+    if len(exact) > 1:
+        print(f"losses of {', '.join(row['case'] for row in exact)}: {'equal to the bit' if equal else 'DIFFER'}")
+    if options.out:
+        options.out.write_text(json.dumps({"rate": options.rate, "delay": options.delay, "rows": rows}) + "\n")
+    if not equal:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
