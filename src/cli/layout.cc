@@ -4,6 +4,7 @@
 #include "cli/micro_batch.h"
 #include "cli/verbs.h"
 #include "cli/worker.h"
+#include "comm/cost_table.h"
 #include "launch/cores.h"
 #include "plan/layout.h"
 #include "recipe/check.h"
@@ -14,7 +15,7 @@ namespace tutti::cli {
 namespace {
 
 struct Options {
-  std::string file;
+  std::string file, profile, transport;
   std::vector<std::string> overrides;
 };
 
@@ -29,7 +30,12 @@ int show(const Options& options) {
     recipe.data.tokenizer = "bytes";
     if (recipe.model.vocab == 0) recipe.model.vocab = *vocab;
   }
-  become_worker({"layout", "--recipe=" + recipe::to_yaml(recipe)});
+  std::vector<std::string> words{"layout", "--recipe=" + recipe::to_yaml(recipe)};
+  if (!options.profile.empty()) {
+    comm::CostTable::read(options.profile, options.transport);  // refused before the work
+    words.insert(words.end(), {"--profile=" + options.profile, "--transport=" + options.transport});
+  }
+  become_worker(words);
 }
 
 }  // namespace
@@ -42,6 +48,11 @@ void add_layout(CLI::App& app, Action& chosen) {
       "show", "each parameter's place, each collective of a step with its bytes");
   auto options = std::make_shared<Options>();
   add_recipe_options(verb, options->file, options->overrides);
+  auto* costs = verb->add_option("--profile", options->profile,
+                                 "of tutti bench comm: how long the collectives should take")
+                    ->type_name("FILE");
+  verb->add_option("--transport", options->transport, "of the profile; default: its first")
+      ->needs(costs);
   verb->footer(
       example("tutti layout show recipes/gpt2_tiny.yaml --set parallel.engine=mesh --set "
               "parallel.workers=2 --set parallel.tensor=2"));

@@ -14,7 +14,7 @@ namespace tutti::cli {
 namespace {
 
 struct Options {
-  std::string folder, steps, out, html;
+  std::string folder, steps, out, html, profile, transport;
   double patience = 5;
 };
 
@@ -37,7 +37,9 @@ int write_trace(const Options& options) {
   const auto logs = trace::read_flights(run);
   const fs::path out = options.out.empty() ? run / "trace.json" : fs::path(options.out);
   const fs::path html = options.html.empty() ? run / "trace.html" : fs::path(options.html);
-  const trace::Profile profile = trace::profile_of(logs, first, last);
+  trace::Profile profile = trace::profile_of(logs, first, last);
+  if (!options.profile.empty())
+    trace::compare(profile, comm::CostTable::read(options.profile, options.transport));
   write_file(out, trace::chrome_trace(logs, first, last));
   write_file(html, trace::profile_html(profile, run.filename().empty()
                                                     ? run.parent_path().filename().string()
@@ -66,6 +68,11 @@ void add_trace(CLI::App& app, Action& chosen) {
   verb->add_option("--out", options->out, "Chrome trace; default: DIR/trace.json")
       ->type_name("FILE");
   verb->add_option("--html", options->html, "page; default: DIR/trace.html")->type_name("FILE");
+  auto* costs = verb->add_option("--profile", options->profile,
+                                 "of tutti bench comm: compare with what is attainable")
+                    ->type_name("FILE");
+  verb->add_option("--transport", options->transport, "of the profile; default: its first")
+      ->needs(costs);
   verb->footer(example("tutti trace runs/shakespeare"));
   verb->callback([options, &chosen] { chosen = [options] { return write_trace(*options); }; });
 }

@@ -168,7 +168,10 @@ int layout(const Arguments& arguments) {
   const SlowNote note(
       "running one step of this layout, its ranks as threads; fewer layers, experts or tokens show "
       "the same sooner");
-  std::cout << train::layout_text(recipe, tokenizer->vocab_size());
+  std::optional<comm::CostTable> costs;
+  if (arguments.has("profile"))
+    costs = comm::CostTable::read(arguments.get("profile", ""), arguments.get("transport", ""));
+  std::cout << train::layout_text(recipe, tokenizer->vocab_size(), costs ? &*costs : nullptr);
   return exit_ok;
 }
 

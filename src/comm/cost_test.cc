@@ -4,6 +4,10 @@
 
 #include <vector>
 
+#include "base/error.h"
+#include "base/fs.h"
+#include "comm/cost_table.h"
+
 using namespace tutti::comm;
 
 namespace {
@@ -51,4 +55,53 @@ TEST_CASE("cost: nothing is below zero, and few points are no trouble") {
   CHECK(fit_cost(std::vector<CostPoint>{{0, 5e-6}}).alpha == doctest::Approx(5e-6));
   CHECK(fit_cost(std::vector<CostPoint>{{8, 4}, {8, 4}}).seconds(8) == doctest::Approx(4));
   CHECK(fit_cost({}).seconds(8) == 0);
+}
+
+namespace {
+
+tutti::fs::path profile_in(const tutti::TempFolder& folder, const std::string& text) {
+  const auto file = folder.path() / "profile.json";
+  tutti::write_file(file, text);
+  return file;
+}
+
+constexpr const char* two_transports = R"({"format": "tutti comm profile", "version": 1, "tables": [
+  {"transport": "shm", "operation": "all_reduce", "buffers": "ordinary", "ranks": 2,
+   "points": [{"bytes": 1000, "seconds": 9}]},
+  {"transport": "shm", "operation": "all_reduce", "buffers": "shared", "ranks": 2,
+   "points": [{"bytes": 3000, "seconds": 5}, {"bytes": 1000, "seconds": 1}]},
+  {"transport": "tcp", "operation": "send_recv", "buffers": "ordinary", "ranks": 2,
+   "points": [{"bytes": 0, "seconds": 0.5}]}]})";
+
+}  // namespace
+
+TEST_CASE("a cost table goes from point to point, and by traffic to other ranks") {
+  const tutti::TempFolder folder;
+  const auto table = tutti::comm::CostTable::read(profile_in(folder, two_transports));
+  CHECK(table.transport() == "shm");
+  CHECK(*table.seconds("tree_all_reduce", 500, 2) == doctest::Approx(1));
+  CHECK(*table.seconds("all_reduce", 2000, 2) == doctest::Approx(3));
+  CHECK(*table.seconds("all_reduce", 4000, 2) == doctest::Approx(7));
+  // 4 ranks move 2 x 3/4 of a buffer each, 2 ranks 2 x 1/2.
+  CHECK(*table.seconds("all_reduce", 2000, 4) == doctest::Approx(5));
+  CHECK(!table.seconds("broadcast", 2000, 2));
+  CHECK(!table.seconds("all_reduce", 2000, 1));
+  const auto tcp = tutti::comm::CostTable::read(profile_in(folder, two_transports), "tcp");
+  CHECK(*tcp.seconds("recv", 10, 2) == doctest::Approx(0.5));
+}
+
+TEST_CASE("what is no profile is refused with what it lacks") {
+  using doctest::Contains;
+  const tutti::TempFolder folder;
+  const auto read = [&](const std::string& text, const char* transport = "") {
+    return tutti::comm::CostTable::read(profile_in(folder, text), transport);
+  };
+  for (const char* text : {"", "{", "[]", "{}", R"({"format": "tutti comm profile"})",
+                           R"({"format": "another", "tables": []})",
+                           R"({"format": "tutti comm profile", "tables": [3]})"})
+    CHECK_THROWS_WITH_AS(read(text), Contains("is no profile"), tutti::ConfigError);
+  CHECK_THROWS_WITH_AS(read(two_transports, "gloo"), Contains("it has shm, tcp"),
+                       tutti::ConfigError);
+  CHECK_THROWS_WITH_AS(read(R"({"format": "tutti comm profile", "tables": []})"),
+                       Contains("it has none"), tutti::ConfigError);
 }

@@ -28,11 +28,21 @@ Table operations_table(const Profile& profile) {
       "one's arrival to the end",
       {{"group", "operation", "calls a step", "bytes a call", "waited", "moved",
         "bandwidth a rank"}}};
-  for (const OperationCost& c : profile.operations)
-    table.rows.push_back({c.group, c.operation,
-                          str(static_cast<double>(c.calls) / static_cast<double>(profile.steps)),
-                          bytes_text(c.bytes), time_text(c.waited), time_text(c.moved),
-                          rate_text(c.bandwidth)});
+  const bool compared = std::ranges::any_of(
+      profile.operations, [](const OperationCost& c) { return c.attainable > 0; });
+  if (compared) table.rows[0].insert(table.rows[0].end(), {"attainable", "share"});
+  for (const OperationCost& c : profile.operations) {
+    Row& row = table.rows.emplace_back(
+        Row{c.group, c.operation,
+            str(static_cast<double>(c.calls) / static_cast<double>(profile.steps)),
+            bytes_text(c.bytes), time_text(c.waited), time_text(c.moved), rate_text(c.bandwidth)});
+    if (compared && c.attainable > 0)
+      row.insert(row.end(), {rate_text(c.attainable), percent_text(c.bandwidth / c.attainable)});
+  }
+  const Shares shares = shares_of(profile);
+  table.note +=
+      str(". Of a step operations moved data for ", percent_text(shares.moved),
+          ", hidden or not, and waited for later ranks for ", percent_text(shares.waited));
   return table;
 }
 

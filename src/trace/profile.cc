@@ -165,7 +165,8 @@ class Maker {
   void finish() {
     for (auto& [key, cost] : costs_) {
       const double members = std::max(1.0, static_cast<double>(members_[key].size()));
-      const double traffic = cost.bytes * factor(cost);
+      cost.ranks = ranks_of(cost.group);
+      const double traffic = cost.bytes * comm::traffic_factor(cost.operation, cost.ranks);
       cost.bandwidth = cost.moved > 0 ? traffic / cost.moved : 0;
       cost.bytes /= static_cast<double>(std::max<std::int64_t>(1, cost.calls));
       cost.waited /= members * steps();
@@ -181,11 +182,10 @@ class Maker {
   }
 
   // Groups of one kind are as large as each other, but for uneven meshes.
-  double factor(const OperationCost& cost) const {
+  int ranks_of(const std::string& name) const {
     for (const FlightLog& log : logs_)
       for (const FlightGroup& group : log.groups)
-        if (short_name(group.name.data()) == cost.group)
-          return comm::traffic_factor(cost.operation, group.size);
+        if (short_name(group.name.data()) == name) return group.size;
     return 1;
   }
 
@@ -218,6 +218,25 @@ class Maker {
 
 Profile profile_of(const std::vector<FlightLog>& logs, std::int64_t first, std::int64_t last) {
   return Maker(logs, first, last).run();
+}
+
+void compare(Profile& profile, const comm::CostTable& costs) {
+  for (OperationCost& cost : profile.operations)
+    if (const auto seconds = costs.seconds(cost.operation, cost.bytes, cost.ranks); seconds > 0)
+      cost.attainable = cost.bytes * comm::traffic_factor(cost.operation, cost.ranks) / *seconds;
+}
+
+// An operation's times are means of its group's members: of all ranks where all have such a group,
+// as they mostly do.
+Shares shares_of(const Profile& profile) {
+  Shares shares;
+  double step = 0;
+  for (const RankCost& rank : profile.ranks)
+    step += rank.step / static_cast<double>(profile.ranks.size());
+  if (step <= 0) return shares;
+  for (const OperationCost& cost : profile.operations)
+    shares.moved += cost.moved / step, shares.waited += cost.waited / step;
+  return shares;
 }
 
 }  // namespace tutti::trace

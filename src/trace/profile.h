@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/cost_table.h"
 #include "comm/flight_recorder.h"
 #include "trace/waits.h"
 
@@ -30,6 +31,8 @@ struct OperationCost {
   double bytes = 0;              // largest buffer, mean of a call
   double waited = 0, moved = 0;  // seconds a step, mean of the members
   double bandwidth = 0;          // bytes a second a rank; 0: nothing moved
+  double attainable = 0;         // what the machine was measured to give for it; 0: not known
+  int ranks = 1;                 // of the group
 };
 
 struct RankCost {
@@ -52,6 +55,16 @@ struct Profile {
 // Of steps [first, last] (counted from 1; 0: as far as the records go).
 Profile profile_of(const std::vector<FlightLog>& logs, std::int64_t first = 0,
                    std::int64_t last = 0);
+
+// Fills in what is attainable: of a call of the mean size, by these costs.
+void compare(Profile& profile, const comm::CostTable& costs);
+
+// Seconds a step, mean of the ranks, in which operations moved data, hidden or not, and in which
+// ranks waited for those that came later.
+struct Shares {
+  double moved = 0, waited = 0;  // of a step
+};
+Shares shares_of(const Profile& profile);
 
 std::string profile_text(const Profile& profile);
 std::string profile_html(const Profile& profile,

@@ -1,7 +1,10 @@
 #include "train/layout_text.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -18,16 +21,24 @@ std::string padded(std::string text, std::size_t width) {
   return text;
 }
 
+// A row of the table of collectives, once.
+struct Call {
+  std::string row;  // group, operation
+  std::int64_t bytes;
+  double seconds;  // not a number: not known
+};
+
 // One rank as it is after the step.
 struct Rank {
   std::unique_ptr<LanguageTask> task;
   std::unique_ptr<parallel::MeshEngine> engine;
   std::vector<parallel::Boundary> boundaries;
-  std::vector<std::pair<std::string, std::int64_t>> calls;  // of the step: row, bytes
+  std::vector<Call> calls;  // of the step
 };
 
 void run_rank(const recipe::Recipe& recipe, const plan::Layout& layout,
-              const std::shared_ptr<collective::Group>& group, Rank& rank) {
+              const std::shared_ptr<collective::Group>& group, const comm::CostTable* costs,
+              Rank& rank) {
   auto model = nn::make_model(recipe.model);
   nn::initialise(*model, recipe.seed);
   rank.task = std::make_unique<LanguageTask>(model, recipe);
@@ -39,24 +50,28 @@ void run_rank(const recipe::Recipe& recipe, const plan::Layout& layout,
     const auto tokens = torch::zeros({recipe.batch.micro, recipe.data.sequence}, torch::kLong);
     return {tokens, tokens};
   };
-  group->on_call([&rank](const collective::Call& call) {
+  group->on_call([&rank, costs](const collective::Call& call) {
     if (call.group.size() == 1) return;
     const std::string& name = call.group.name();  // "tensor (ranks 0, 1)"
-    rank.calls.emplace_back(
-        padded(name.substr(0, name.find(" (")), 18) + padded(call.operation, 22), call.bytes);
+    const auto seconds =
+        costs ? costs->seconds(call.operation, static_cast<double>(call.bytes), call.group.size())
+              : std::nullopt;
+    rank.calls.push_back({padded(name.substr(0, name.find(" (")), 18) + padded(call.operation, 22),
+                          call.bytes, seconds.value_or(std::numeric_limits<double>::quiet_NaN())});
   });
   rank.engine->step(input);
   group->on_call({});
   rank.boundaries = rank.engine->spread().take_trace();
 }
 
-std::vector<Rank> run_ranks(const recipe::Recipe& recipe, const plan::Layout& layout) {
+std::vector<Rank> run_ranks(const recipe::Recipe& recipe, const plan::Layout& layout,
+                            const comm::CostTable* costs) {
   std::vector<Rank> ranks(static_cast<std::size_t>(recipe.parallel.workers));
-  const std::string failure =
-      on_thread_ranks(static_cast<int>(recipe.parallel.workers),
-                      [&](int rank, const std::shared_ptr<collective::Group>& group) {
-                        run_rank(recipe, layout, group, ranks[static_cast<std::size_t>(rank)]);
-                      });
+  const std::string failure = on_thread_ranks(
+      static_cast<int>(recipe.parallel.workers),
+      [&](int rank, const std::shared_ptr<collective::Group>& group) {
+        run_rank(recipe, layout, group, costs, ranks[static_cast<std::size_t>(rank)]);
+      });
   if (!failure.empty()) throw WorldError(failure);
   return ranks;
 }
@@ -132,33 +147,57 @@ std::string boundaries_text(const std::vector<Rank>& ranks) {
 }
 
 // Of each group and operation, the rank that sends the most by it.
-std::string calls_text(const std::vector<Rank>& ranks) {
-  using Sum = std::pair<std::int64_t, int>;  // bytes, calls
+std::string calls_text(const std::vector<Rank>& ranks, const comm::CostTable* costs) {
+  struct Sum {
+    std::int64_t bytes = 0;
+    int calls = 0;
+    double seconds = 0;
+  };
   std::vector<std::string> order;
   std::map<std::string, Sum> most;
+  double slowest = 0;
+  bool all_known = true;
   for (const Rank& rank : ranks) {
     std::map<std::string, Sum> sums;
-    for (const auto& [row, bytes] : rank.calls) {
-      if (most.try_emplace(row).second) order.push_back(row);
-      sums[row] = {sums[row].first + bytes, sums[row].second + 1};
+    double seconds = 0;
+    for (const Call& call : rank.calls) {
+      if (most.try_emplace(call.row).second) order.push_back(call.row);
+      Sum& sum = sums[call.row];
+      sum = {sum.bytes + call.bytes, sum.calls + 1, sum.seconds + call.seconds};
+      all_known = all_known && !std::isnan(call.seconds);
+      if (!std::isnan(call.seconds)) seconds += call.seconds;
     }
-    for (const auto& [row, sum] : sums) most[row] = std::max(most[row], sum);
+    for (const auto& [row, sum] : sums)
+      if (sum.bytes >= most[row].bytes) most[row] = sum;
+    slowest = std::max(slowest, seconds);
   }
   std::string text;
-  for (const std::string& row : order)
-    text += "  " + row + padded(str(most[row].second), 8) +
-            human_bytes(static_cast<double>(most[row].first)) + "\n";
+  for (const std::string& row : order) {
+    const Sum& sum = most[row];
+    const std::string bytes = human_bytes(static_cast<double>(sum.bytes));
+    text += "  " + row + padded(str(sum.calls), 8);
+    if (costs)
+      text += padded(bytes, 12) + (std::isnan(sum.seconds) ? "?" : human_seconds(sum.seconds));
+    else
+      text += bytes;
+    text += "\n";
+  }
+  if (costs && !order.empty())
+    text += str("  by the profile (", costs->transport(), ") the slowest rank's take ",
+                human_seconds(slowest), " a step, hidden or not",
+                all_known ? "" : ", those marked ? not counted", "\n");
   return text;
 }
 
 }  // namespace
 
-std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab) {
+std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab,
+                        const comm::CostTable* costs) {
   recipe::Recipe recipe = plan::island_of(asked);
   recipe.model = make_language_model(recipe, vocab)->config();
   recipe.model.from.clear();
   const plan::Layout layout = plan::make_layout(recipe);
-  const std::vector<Rank> ranks = run_ranks(recipe, layout);
+  const std::vector<Rank> ranks = run_ranks(recipe, layout, costs);
   std::string text;
   if (asked.parallel.islands > 1)
     text = str("each of ", asked.parallel.islands, " islands, whose weights cross once in ",
@@ -183,7 +222,7 @@ std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab) {
           ? "\nno conversion within the model\n"
           : "\nconversions of a step on rank 0: forward / backward, bytes of the whole tensor\n" +
                 boundaries;
-  const std::string calls = calls_text(ranks);
+  const std::string calls = calls_text(ranks, costs);
   text += calls.empty() ? "\nno collective\n"
                         : "\ncollectives of a step: group, operation, calls and bytes of the rank "
                           "with the most\n" +
