@@ -135,13 +135,22 @@ void SocketCommunicator::wait() {
     polled_peers_.push_back(r);
   });
   alarm_.wait(polled_, left);
-  if (alarm_.raised()) fail(alarm_.reason());
+  if (alarm_.raised()) end();
   for (std::size_t i = 0; i < polled_.size(); ++i) {
     Peer& peer = *peers_[n(polled_peers_[i])];
     const int events = polled_[i].revents;
     peer.readable |= (events & (POLLIN | POLLHUP | POLLERR)) != 0;
     peer.writable |= (events & (POLLOUT | POLLHUP | POLLERR)) != 0;
   }
+}
+
+// By the alarm; but what came before it may tell more.
+void SocketCommunicator::end() {
+  each_peer([&](int r) {
+    peers_[n(r)]->readable = true;
+    move(r);
+  });
+  fail(alarm_.reason());
 }
 
 // Who is furthest behind: whoever only waits for others has brought more.

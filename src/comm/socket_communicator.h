@@ -129,6 +129,7 @@ class SocketCommunicator : public Communicator {
   bool move(int peer);
   void check_call(int peer);
   void wait();
+  [[noreturn]] void end();
   std::string late() const;
   [[noreturn]] void fail(const std::string& cause);
   [[noreturn]] void fail(const Message* message, const std::string& cause);
