@@ -17,14 +17,6 @@ std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 const std::byte* bytes_of(const void* data) { return static_cast<const std::byte*>(data); }
 
-std::uint64_t fingerprint(const ReductionPlan* plan) {
-  std::uint64_t hash = 0;
-  if (plan)
-    for (const Range range : plan->ranges)
-      hash = (hash ^ static_cast<unsigned>(range.end)) * 0x100000001b3u;
-  return hash;
-}
-
 std::size_t sum_of(std::span<const std::size_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
 }

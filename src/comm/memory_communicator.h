@@ -48,20 +48,6 @@ class MemoryCommunicator : public Communicator {
   void watch_processes();
 
  private:
-  enum class Operation {
-    barrier,
-    broadcast,
-    all_reduce,
-    all_gather,
-    reduce_scatter,
-    all_to_all,
-    tree_all_reduce,
-    tree_reduce_scatter,
-    reduce,
-    gather,
-    scatter
-  };
-
   // A rank brings buffers ("nodes"), each whole or in one part a rank. What moves in one go, a
   // piece, is a part of a node, or the node.
   struct Call {
@@ -127,7 +113,9 @@ class MemoryCommunicator : public Communicator {
   void begin(const Call& call);
   void begin(const Message& message);
   [[noreturn]] void fail(const Message* message, const std::string& cause);
-  std::string describe(const Posted& posted) const;
+  std::string describe(const Posted& posted) const {
+    return comm::describe(posted, {posted.parts, static_cast<std::size_t>(size())});
+  }
   static std::string describe(const Message& message);
 
   std::shared_ptr<Segment> segment_;

@@ -6,20 +6,11 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/memory_communicator.h"
-#include "comm/reduce.h"
 
 namespace tutti::comm {
 namespace {
 
 constexpr double nap = 0.1;  // seconds between two looks at the world
-
-const char* operation_name(int operation) {
-  constexpr const char* names[] = {
-      "barrier",        "broadcast",  "all_reduce",      "all_gather",
-      "reduce_scatter", "all_to_all", "tree_all_reduce", "tree_reduce_scatter",
-      "reduce",         "gather",     "scatter"};
-  return names[operation];
-}
 
 // Counters wrap around.
 bool reached(std::uint32_t value, std::uint32_t target) {
@@ -30,11 +21,6 @@ void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
-}
-
-bool same_call(const PostedCall& a, const PostedCall& b) {
-  return a.sequence == b.sequence && a.operation == b.operation && a.count == b.count &&
-         a.type == b.type && a.reduce == b.reduce && a.root == b.root && a.plan == b.plan;
 }
 
 }  // namespace
@@ -65,7 +51,7 @@ void MemoryCommunicator::check_peers(const Call& call) {
     return !call.received.empty() || std::equal(call.parts.begin(), call.parts.end(), theirs.parts);
   };
   for (int peer = 0; peer < size(); ++peer)
-    if (!same_call(posted(peer), current_) || !same_parts(posted(peer)))
+    if (CallHead(posted(peer)) != CallHead(current_) || !same_parts(posted(peer)))
       fail(nullptr, str("rank ", peer, " called ", describe(posted(peer)),
                         "; all ranks must make the same calls in the same order"));
   if (call.received.empty()) return;
@@ -149,24 +135,6 @@ void MemoryCommunicator::abort(const std::string& reason) {
   std::memcpy(group.reason, reason.data(), length);
   group.aborted.store(2);
   wake_all(*segment_, size());
-}
-
-std::string MemoryCommunicator::describe(const Posted& call) const {
-  const auto operation = static_cast<Operation>(call.operation);
-  std::string text = str(operation_name(call.operation), " #", call.sequence);
-  if (operation == Operation::barrier) return text;
-  text += str(" (", name_of(static_cast<DType>(call.type)), " x ");
-  const bool reduces = operation == Operation::all_reduce || operation == Operation::reduce;
-  const bool in_parts =
-      !reduces && operation != Operation::broadcast && operation != Operation::tree_all_reduce;
-  const bool rooted = operation == Operation::broadcast || operation == Operation::reduce ||
-                      operation == Operation::gather || operation == Operation::scatter;
-  if (!in_parts) text += str(call.count);
-  for (int r = 0; in_parts && r < size(); ++r) text += str(r ? "+" : "", call.parts[r]);
-  if (rooted) text += str(", root ", call.root);
-  if (reduces || operation == Operation::reduce_scatter)
-    text += str(", ", name_of(static_cast<Reduce>(call.reduce)));
-  return text + ")";
 }
 
 }  // namespace tutti::comm

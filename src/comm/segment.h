@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/call.h"
 #include "comm/memory_group.h"
 
 namespace tutti::comm {
@@ -13,9 +14,7 @@ namespace tutti::comm {
 // A call as a rank posts it for its peers. Two alternate, so that a peer can read the last one
 // while the next is written. Short calls are as fast as few lines go between cores: what all calls
 // have is one line, and of the rest only what a call uses is written and read.
-struct PostedCall {
-  std::uint64_t sequence, count, plan;  // plan: a fingerprint of the reduction plan
-  std::int32_t operation, type, reduce, root;
+struct PostedCall : CallHead {
   std::int32_t in_place;  // peers may use location[] and out
 };
 struct alignas(64) Posted : PostedCall {
