@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 #include <numeric>
 
 #include "base/error.h"
@@ -121,13 +122,15 @@ class AdamWOptimizer : public Optimizer {
 
   void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step, double lr,
             double scale) override {
-    const double t = static_cast<double>(step);
+    const double beta2 = step > last_moving_ ? 1 : recipe_.beta2;
+    const auto t = static_cast<double>(step),
+               t2 = static_cast<double>(std::min(step, last_moving_));
     AdamW options{recipe_.beta1,
-                  recipe_.beta2,
+                  beta2,
                   recipe_.eps,
                   1,
                   lr / (1 - std::pow(recipe_.beta1, t)),
-                  1 / std::sqrt(1 - std::pow(recipe_.beta2, t)),
+                  1 / std::sqrt(1 - std::pow(recipe_.beta2, t2)),
                   scale};
     for (const Segment& segment : moments_.segments()) {
       options.decay = decays(segment) ? 1 - lr * recipe_.weight_decay : 1;
@@ -140,6 +143,7 @@ class AdamWOptimizer : public Optimizer {
     }
   }
   std::vector<NamedTensor> state() override { return moments_.state(); }
+  void freeze_after(std::int64_t step) override { last_moving_ = step; }
 
  private:
   template <class T>
@@ -179,6 +183,7 @@ class AdamWOptimizer : public Optimizer {
   recipe::Optimizer recipe_;
   Rounding rounding_;
   Moments moments_;
+  std::int64_t last_moving_ = std::numeric_limits<std::int64_t>::max();  // update of the second
 };
 
 class SgdOptimizer : public Optimizer {
@@ -316,6 +321,7 @@ class MuonOptimizer : public Optimizer {
     for (NamedTensor& tensor : rest_.state()) all.push_back(std::move(tensor));
     return all;
   }
+  void freeze_after(std::int64_t step) override { rest_.freeze_after(step); }
 
  private:
   // The matrices that a rank orthogonalises: a run of neighbours.

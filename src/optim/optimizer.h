@@ -61,6 +61,9 @@ class Optimizer {
   virtual void step(torch::Tensor& master, const torch::Tensor& gradient, std::int64_t step,
                     double lr, double scale) = 0;
   virtual std::vector<NamedTensor> state() = 0;
+  // adamw's second moment stays as update `step` left it, so that later updates are linear in the
+  // gradient (Tang et al., "1-bit Adam", 2021). The other rules have none.
+  virtual void freeze_after(std::int64_t /*step*/) {}
 };
 
 // adamw  Loshchilov & Hutter, "Decoupled weight decay regularization", ICLR 2019, Algorithm 2 (as

@@ -200,6 +200,8 @@ std::unique_ptr<StageParameters> MeshEngine::make_parameters(const OwnStage& own
                                   const std::vector<Piece>& pieces) {
       reduce_first(flats, first, end, pieces);
     };
+  options.compress = {recipe_.parallel.compress, recipe_.parallel.compress_rank,
+                      recipe_.parallel.compress_ratio, recipe_.parallel.compress_after};
   const bool keeps_bf16 = recipe_.optimizer.state == "bf16";
   std::vector<StageParameters::Named> named;
   for (const std::size_t p : own.cuts)
@@ -416,7 +418,7 @@ StepOutcome MeshEngine::step(const StepInput& input) {
   const double waited = groups_.world->waited();
   table_.zero_();
   task_.take_counts();
-  for (OwnStage& own : own_) own.parameters->begin_step();
+  for (OwnStage& own : own_) own.parameters->begin_step(updates_, scaler_.scale());
   run_micro_batches(input, outcome);
   const double start = real_clock().now();
   const torch::NoGradGuard no_grad;

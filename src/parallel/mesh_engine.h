@@ -101,6 +101,7 @@ class MeshEngine : public Engine, private StageGradients {
   void update(const StepInput& input, StepOutcome& outcome);
   void add_pieces(LocalState& to, const OwnStage& own,
                   const std::vector<StageParameters::Held>& pieces) const;
+  void add_unsent(const OwnStage& own);
 
   const recipe::Recipe recipe_;
   std::unique_ptr<StagedTask> adaptor_;

@@ -21,6 +21,25 @@ void MeshEngine::add_pieces(LocalState& to, const OwnStage& own,
   }
 }
 
+// What data ranks have not sent of their sums. The factors of a matrix that is cut are of its
+// parts.
+void MeshEngine::add_unsent(const OwnStage& own) {
+  for (const StageParameters::Held& held : own.parameters->unsent()) {
+    const Cut& cut = cuts_[own.cuts[held.piece]];
+    state_.add(held.name, cut, held.first, held.values, answers_for(cut));
+  }
+  for (const Reducer::Factor& factor : own.parameters->factors()) {
+    const Cut& cut = cuts_[own.cuts[factor.piece]];
+    const int part = part_of(cut, cut_ranks_, cut_place_);
+    const std::string of_part =
+        parts_of(cut, cut_ranks_) > 1 ? str("tensor.", part, "/") : std::string();
+    const auto shape = factor.values.sizes().vec();
+    state_.tensors().push_back({of_part + "compress.factor/" + cut.name, factor.values, shape,
+                                whole(shape),
+                                answers_for(cut) && own.parameters->ranks().rank() == 0});
+  }
+}
+
 std::vector<StateTensor> MeshEngine::gradients() {
   LocalState local;
   for (const OwnStage& own : own_) add_pieces(local, own, own.parameters->gradients());
@@ -29,7 +48,10 @@ std::vector<StateTensor> MeshEngine::gradients() {
 
 std::vector<StateTensor> MeshEngine::state() {
   state_ = {};
-  for (OwnStage& own : own_) add_pieces(state_, own, own.parameters->state());
+  for (OwnStage& own : own_) {
+    add_pieces(state_, own, own.parameters->state());
+    add_unsent(own);
+  }
   std::vector<StateTensor> all = state_.tensors();
   for (const auto* tensors : {&fixed_, &moving_, &elsewhere_})
     all.insert(all.end(), tensors->begin(), tensors->end());

@@ -9,9 +9,11 @@ namespace tutti::parallel {
 
 // --- a micro-batch's gradients
 
-void StageParameters::begin_step() {
+void StageParameters::begin_step(std::int64_t updates, double loss_scale) {
   const torch::NoGradGuard no_grad;
   drain();
+  compressing_ = reducer_ && updates >= options_.compress.after;
+  loss_scale_ = loss_scale;
   if (options_.zero == 3)
     for (BucketState& b : buckets_)
       if (b.unit < 0) gather(b);
@@ -200,10 +202,26 @@ void StageParameters::reduce_slots(BucketState& b) {
     nodes.push_back(in_bucket(slots_[static_cast<std::size_t>(i)]));
   if (!reduces_leaves()) sum_first(nodes, b.bucket);
   if (!ranks_.data || fault("data-gradient")) return;
+  if (compresses(b)) return start_compressed(b);
   b.work =
       ranks_.shards() == 1
           ? ranks_.data->tree_all_reduce_async(nodes, in_bucket(slots_[0]), plan_)
           : ranks_.data->tree_reduce_scatter_async(nodes, own_gradient(b), part_sizes(b), plan_);
+}
+
+// What is not sent is kept without the loss's scale, which may be another in the next step.
+void StageParameters::start_compressed(BucketState& b) {
+  const torch::Tensor values = slots_[0].narrow(0, b.bucket.offset, b.bucket.size);
+  if (loss_scale_ != 1) torch::Tensor(values).div_(loss_scale_);
+  b.work = reducer_->start(static_cast<std::size_t>(&b - buckets_.data()), values);
+}
+
+void StageParameters::finish_compressed(BucketState& b) {
+  torch::Tensor values = slots_[0].narrow(0, b.bucket.offset, b.bucket.size);
+  if (loss_scale_ != 1) values.mul_(loss_scale_);
+  if (ranks_.shards() == 1) return;
+  const Part own = own_part(b);
+  own_gradient(b).copy_(slots_[0].narrow(0, own.begin, own.size));
 }
 
 int StageParameters::leaves_in_round() const {
@@ -259,7 +277,10 @@ void StageParameters::finish() {
   } else {
     if (count_ == 0) next_bucket_ = 0;
     reduce_rest();
-    for (BucketState& b : buckets_) wait_for(b);
+    for (BucketState& b : buckets_) {
+      wait_for(b);
+      if (compresses(b)) finish_compressed(b);
+    }
   }
   uses_known_ = true;
   if (fault("shard-boundary") && ranks_.shards() > 1) gradient_.copy_(gradient_.roll(1));

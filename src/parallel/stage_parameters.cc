@@ -31,6 +31,7 @@ StageParameters::StageParameters(Options options, const std::vector<Named>& para
   cut_buckets();
   make_gradients();
   make_optimizer(optimizer);
+  make_reducer();
   install_hooks();
   publish();
 }
@@ -58,6 +59,7 @@ void StageParameters::lay_out(const std::vector<Named>& parameters) {
     BucketState state;
     state.bucket = b.bucket;
     state.unit = b.unit < units ? b.unit : -1;
+    state.alone = b.unit >= units;
     buckets_.push_back(std::move(state));
   }
 }
@@ -176,6 +178,17 @@ void StageParameters::make_optimizer(const recipe::Optimizer& recipe) {
   optimizer_ = optim::make_optimizer(recipe, segments_, master_, std::move(peers), options_.seed);
 }
 
+void StageParameters::make_reducer() {
+  const Compress& compress = options_.compress;
+  if (compress.kind == "none" || !ranks_.data) return;
+  TUTTI_ASSERT(options_.zero <= 1 && !options_.reproducible, "sums that are compressed");
+  if (compress.kind == "sign") optimizer_->freeze_after(compress.after);
+  Reducer::Setup setup{compress,     options_.seed,       pieces_,    {}, total_,
+                       master_type_, ranks_.shards() > 1, ranks_.data};
+  for (const BucketState& b : buckets_) setup.regions.push_back({b.bucket, b.cuts});
+  reducer_ = parallel::make_reducer(std::move(setup));
+}
+
 // Parameters that the sink does not serve tell us through autograd's own accumulation.
 void StageParameters::install_hooks() {
   used_again_.resize(pieces_.size());
@@ -260,6 +273,7 @@ void StageParameters::update(std::int64_t step, double lr, double scale) {
   const torch::NoGradGuard no_grad;
   if (fault("bias-correction") && ranks_.shards() > 1) ++step;
   optimizer_->step(master_, gradient_, step, lr, scale);
+  if (compressing_) reducer_->commit();
   publish();
 }
 
@@ -391,6 +405,29 @@ std::vector<StageParameters::Held> StageParameters::gradients() const {
   return all;
 }
 
+std::vector<StageParameters::Held> StageParameters::unsent() const {
+  std::vector<Held> all;
+  if (!reducer_) return all;
+  const std::string own = str("data.", ranks_.rank(), "/compress.error/");
+  for (std::size_t p = 0; p < pieces_.size(); ++p)
+    all.push_back({own + pieces_[p].name, p, 0,
+                   reducer_->error().narrow(0, pieces_[p].offset, pieces_[p].size)});
+  if (!reducer_->sum_error().defined()) return all;
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    const Part part = own_part(buckets_[i]);
+    for (const Fragment& f :
+         fragments_of(pieces_, buckets_[i].bucket, part.begin, part.begin + part.size))
+      all.push_back({"compress.sum_error/" + pieces_[f.piece].name, f.piece, f.first,
+                     reducer_->sum_error().narrow(
+                         0, reducer_->sum_offset(i) + f.offset - part.begin, f.size)});
+  }
+  return all;
+}
+
+std::vector<Reducer::Factor> StageParameters::factors() const {
+  return reducer_ ? reducer_->factors() : std::vector<Reducer::Factor>();
+}
+
 StageParameters::Memory StageParameters::memory() const {
   Memory memory;
   memory.parameters = bytes_of(compute_shard_);
@@ -399,6 +436,7 @@ StageParameters::Memory StageParameters::memory() const {
       memory.parameters += bytes_of(b.compute);
   for (const torch::Tensor& slot : slots_) memory.gradients += bytes_of(slot);
   if (!gradient_.is_alias_of(slots_[0])) memory.gradients += bytes_of(gradient_);
+  if (reducer_) memory.gradients += reducer_->bytes();
   const bool alias = compute_shard_.is_same(master_) ||
                      (!buckets_.empty() && buckets_[0].compute.is_alias_of(master_));
   memory.optimizer = alias ? 0 : bytes_of(master_);

@@ -34,6 +34,7 @@
 #include "optim/norm.h"
 #include "optim/optimizer.h"
 #include "parallel/mesh_spread.h"
+#include "parallel/reducer.h"
 #include "parallel/shards.h"
 
 namespace tutti::parallel {
@@ -71,6 +72,8 @@ class StageParameters : public nn::GradSink {
     std::function<void(const std::vector<torch::Tensor>& flats, std::size_t first, std::size_t end,
                        const std::vector<Piece>& pieces)>
         reduce_first = {};
+    // Of the sums over data ranks; below zero 2, if not reproducible. Not of parameters of `alone`.
+    Compress compress = {};
   };
   struct Named {
     std::string name;
@@ -90,7 +93,8 @@ class StageParameters : public nn::GradSink {
   // The micro-batches of a global batch that data rank `rank` computes, ascending.
   static std::vector<int> ids_of(int zero, int micro_batches, int ranks, int rank);
 
-  void begin_step();
+  // After `updates` of them; gradients come multiplied by `loss_scale`.
+  void begin_step(std::int64_t updates, double loss_scale);
   void begin(int index);  // this rank's micro-batches, from 0
   void end();
   // After the last: returns when this rank's shard of the gradient is summed.
@@ -132,6 +136,10 @@ class StageParameters : public nn::GradSink {
   std::vector<Held> state();
   // The same of the summed gradient, by the parameters' names; between finish() and begin_step().
   std::vector<Held> gradients() const;
+  // What is sent later (parallel/reducer.h): "data.1/compress.error/<parameter>" of this data rank,
+  // "compress.sum_error/<parameter>" of its part of the sum. Empty: nothing is compressed.
+  std::vector<Held> unsent() const;
+  std::vector<Reducer::Factor> factors() const;
 
   // Bytes that live on this rank: parameters, gradients, optimizer state.
   struct Memory {
@@ -157,14 +165,16 @@ class StageParameters : public nn::GradSink {
     torch::Tensor incoming;          // zero >= 2: the own part of each rank
     std::size_t missing = 0;
     std::shared_ptr<collective::Work> work, gathering;
-    bool whole = true;  // the parameters are there
-    bool stays = true;  // and are never let go of
+    bool whole = true;   // the parameters are there
+    bool stays = true;   // and are never let go of
+    bool alone = false;  // of Options::alone
   };
 
   void lay_out(const std::vector<Named>& parameters);
   void cut_buckets();
   void make_gradients();
   void make_optimizer(const recipe::Optimizer& recipe);
+  void make_reducer();
   void install_hooks();
 
   Part part(const BucketState& b, int data_rank) const;
@@ -193,6 +203,9 @@ class StageParameters : public nn::GradSink {
   void reduce_leaf(BucketState& b);
   void finish_leaves();
   void reduce_slots(BucketState& b);
+  void start_compressed(BucketState& b);
+  void finish_compressed(BucketState& b);
+  bool compresses(const BucketState& b) const { return compressing_ && !b.alone; }
   void sum_first(const std::vector<torch::Tensor>& flats, const Bucket& bucket);
   void exchange(BucketState& b, bool has_gradient);
   void add_incoming(BucketState& b);
@@ -231,6 +244,9 @@ class StageParameters : public nn::GradSink {
   std::vector<comm::Arrival> arrivals_;  // zero <= 1: of this rank's ids; else of all
   std::vector<torch::Tensor> slots_;     // zero <= 1: flat; else of the own parts
   torch::Tensor gradient_;               // own shard, summed
+  std::unique_ptr<Reducer> reducer_;     // null: sums are plain
+  bool compressing_ = false;             // in this step
+  double loss_scale_ = 1;
 
   std::unordered_map<const c10::TensorImpl*, std::size_t> piece_of_;
   std::vector<decltype(torch::autograd::impl::grad_accumulator(torch::Tensor()))> accumulators_;

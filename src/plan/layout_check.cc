@@ -491,6 +491,7 @@ std::vector<Finding> findings(const Recipe& recipe) {
                      check_shard, check_tensor, check_context, check_pipeline, check_experts})
     check(judge);
   check_rules(recipe, judge.found);
+  check_compress(recipe, judge.found);
   return std::move(judge.found);
 }
 

@@ -6,6 +6,7 @@
 #include "base/fs.h"
 #include "base/text.h"
 #include "plan/layout.h"
+#include "recipe/fields.h"
 #include "recipe/parse.h"
 
 using namespace tutti;
@@ -19,8 +20,9 @@ std::vector<std::string> overrides_of(const std::string& settings) {
   std::vector<std::string> overrides;
   for (const std::string& setting : split(settings, ',')) {
     const std::string text(trim(setting));
-    const bool grouped = text.substr(0, text.find('=')).find('.') != std::string::npos;
-    overrides.push_back(grouped ? text : "parallel." + text);
+    const std::string name = text.substr(0, text.find('='));
+    const bool whole = name.find('.') != std::string::npos || recipe::find_field(name);
+    overrides.push_back(whole ? text : "parallel." + text);
   }
   return overrides;
 }

@@ -41,6 +41,8 @@ std::vector<AxisRule> axis_rules(const std::string& rules);
 
 // Of findings(): those of parallel.rules.
 void check_rules(const recipe::Recipe& recipe, std::vector<Finding>& found);
+// Of findings(): those of parallel.compress.
+void check_compress(const recipe::Recipe& recipe, std::vector<Finding>& found);
 
 // parallel.pipeline_cut; empty for "even".
 std::vector<std::int64_t> layers_of_cut(const std::string& cut);

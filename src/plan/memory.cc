@@ -129,6 +129,8 @@ RankMemory state_of(const Recipe& recipe, const Layout& layout, double count, do
   else  // a data rank adds up its own part for all, then a shard's replicas share theirs
     memory.gradients =
         count * 4 * (gradient_buffers(recipe, here * replicas) / replicas + 1 / ranks);
+  if (recipe.parallel.compress != "none" && layout.data > 1)
+    memory.gradients += count * 8;  // what was not sent, before and after the step
   return memory;
 }
 

@@ -124,6 +124,11 @@ void note_layout(const Recipe& r, Notes& notes) {
   const std::int64_t data = p.workers / model_ranks(p);
   notes.idle(data == 1 && p.zero > 0, {"parallel.zero", "parallel.shard"},
              "there is one data rank");
+  notes.idle(data == 1 && p.compress != "none", {"parallel.compress"}, "there is one data rank");
+  notes.idle(p.compress == "none", {"parallel.compress_after"}, "parallel.compress is none");
+  notes.idle(p.compress != "topk", {"parallel.compress_ratio"}, "parallel.compress is not topk");
+  notes.idle(p.compress != "powersgd", {"parallel.compress_rank"},
+             "parallel.compress is not powersgd");
   const bool copies = data > 1 && (p.zero < 3 || (p.shard > 0 && p.shard < data));
   const bool tied = p.pipeline > 1 && r.model.tied;
   notes.idle(!copies && !tied && p.tensor == 1 && p.context == 1, {"parallel.watch_divergence"},

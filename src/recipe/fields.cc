@@ -280,6 +280,19 @@ std::vector<Field> parallel_fields() {
       count("parallel.local_steps",
             "Steps between means of islands; 0: gradients are summed in each.", any_count,
             AT(parallel.local_steps)),
+      choice("parallel.compress",
+             "What data ranks send of their gradients, with what is left out sent later: rounded "
+             "numbers, signs, the largest elements, or factors of low rank. Needs reproducible: "
+             "off.",
+             {"none", "bf16", "fp16", "int8", "int4", "sign", "topk", "powersgd"},
+             AT(parallel.compress)),
+      count("parallel.compress_rank", "powersgd: rank of the factors.", Limits{1, {}, 1024, {}},
+            AT(parallel.compress_rank)),
+      number("parallel.compress_ratio", "topk: share of the elements of a tensor that is sent.",
+             Limits{{}, 0, 1, {}}, AT(parallel.compress_ratio)),
+      count("parallel.compress_after",
+            "Updates with plain sums before; sign then freezes adamw's second moment.", any_count,
+            AT(parallel.compress_after)),
       number("parallel.timeout", "Seconds that ranks wait for each other before the run ends.",
              Limits{1, {}, 1e6, {}}, AT(parallel.timeout)),
   };

@@ -152,8 +152,14 @@ struct Parallel {
   std::int64_t watch_divergence = 0;       // steps between hashes of replicated state; 0: off
   std::int64_t islands = 1;                // groups of workers that train apart between their means
   std::int64_t local_steps =
-      0;                 // steps between means; 0: no islands, gradients are summed each step
-  double timeout = 300;  // seconds that ranks wait for each other
+      0;  // steps between means; 0: no islands, gradients are summed each step
+  // What data ranks send of their gradients: none | bf16 | fp16 | int8 | int4 | sign | topk |
+  // powersgd (parallel/reducer.h)
+  std::string compress = "none";
+  std::int64_t compress_rank = 4;   // powersgd: of the factors
+  double compress_ratio = 0.01;     // topk: elements sent / elements
+  std::int64_t compress_after = 0;  // updates with plain sums before
+  double timeout = 300;             // seconds that ranks wait for each other
 };
 
 // Workers that compute one data rank's part of a batch together.

@@ -78,6 +78,7 @@ constexpr const char* frozen =
     "parallel.context_kind parallel.ulysses parallel.pipeline parallel.pipeline_schedule "
     "parallel.pipeline_chunks parallel.pipeline_cut parallel.expert parallel.expert_tensor "
     "parallel.rules parallel.watch_divergence parallel.islands parallel.local_steps "
+    "parallel.compress parallel.compress_rank parallel.compress_ratio parallel.compress_after "
     "parallel.timeout checkpoint.every checkpoint.keep_last "
     "checkpoint.keep_every "
     "checkpoint.asynchronous evaluation.every evaluation.batches logging.every "

@@ -1,5 +1,6 @@
 #include "train/engine_state.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -33,16 +34,75 @@ std::map<std::string, DType> stored_types(const checkpoint::Loader& loader) {
   return types;
 }
 
+// "data.3/compress.error/w" -> 3, "compress.error/w".
+struct OfRank {
+  std::int64_t rank = -1;  // no data rank's own
+  std::string rest;
+};
+
+OfRank of_rank(const std::string& name) {
+  const std::size_t slash = name.find('/');
+  if (!name.starts_with("data.") || slash == std::string::npos) return {-1, name};
+  return {std::stoll(name.substr(5, slash - 5)), name.substr(slash + 1)};
+}
+
+// What sums over data ranks carry along (parallel/reducer.h): other layouts do without it.
+bool of_sums(const std::string& name) {
+  const std::size_t slash = name.find('/');
+  const std::string first = name.substr(0, slash);
+  const bool ranked = first.starts_with("data.") || first.starts_with("tensor.");
+  return (ranked ? name.substr(slash + 1) : name).starts_with("compress.");
+}
+
 // Each name once.
 std::vector<checkpoint::Loader::Expected> expected_of(
-    const std::vector<parallel::StateTensor>& state, const std::map<std::string, DType>& stored) {
+    const std::vector<parallel::StateTensor>& state, const std::map<std::string, DType>& stored,
+    const checkpoint::Loader& loader) {
   std::vector<checkpoint::Loader::Expected> expected;
   std::set<std::string> names;
   for (const parallel::StateTensor& tensor : state)
-    if (names.insert(tensor.name).second)
+    if (!of_sums(tensor.name) && names.insert(tensor.name).second)
       expected.push_back({tensor.name, stored_type(tensor, stored), tensor.global_shape()});
+  for (const checkpoint::Entry& entry : loader.manifest().entries)
+    if (of_sums(entry.name)) expected.push_back({entry.name, entry.dtype, entry.shape});
   return expected;
 }
+
+// What the checkpoint has of the sums' state. What data ranks have not sent is an addend: of
+// r ranks, rank i takes over what i, i + r, i + 2r.. had, so that nothing is lost. What the
+// checkpoint has not, or in another shape, is as at the start.
+class SumsReader {
+ public:
+  SumsReader(const checkpoint::Loader& loader, const std::vector<parallel::StateTensor>& state)
+      : loader_(loader) {
+    for (const parallel::StateTensor& tensor : state)
+      ranks_ = std::max(ranks_, of_rank(tensor.name).rank + 1);
+    for (const checkpoint::Entry& entry : loader.manifest().entries)
+      if (of_sums(entry.name)) stored_[entry.name] = entry.shape;
+  }
+
+  void read(const parallel::StateTensor& tensor) const {
+    const OfRank own = of_rank(tensor.name);
+    if (own.rank < 0) {
+      const auto found = stored_.find(tensor.name);
+      if (found != stored_.end() && found->second == tensor.global_shape())
+        loader_.read(tensor.name, tensor.place(), bytes_of(tensor.value));
+      return;
+    }
+    torch::Tensor sum = tensor.value.zero_(), part = torch::empty_like(sum);
+    for (const auto& one : stored_)
+      if (const OfRank other = of_rank(one.first);
+          other.rank >= 0 && other.rank % ranks_ == own.rank && other.rest == own.rest) {
+        loader_.read(one.first, tensor.place(), bytes_of(part));
+        sum.add_(part);
+      }
+  }
+
+ private:
+  const checkpoint::Loader& loader_;
+  std::int64_t ranks_ = 1;
+  std::map<std::string, std::vector<std::int64_t>> stored_;
+};
 
 }  // namespace
 
@@ -59,8 +119,13 @@ void read_state(const checkpoint::Loader& loader, parallel::Engine& engine) {
   const torch::NoGradGuard no_grad;
   const auto state = engine.state();
   const auto stored = stored_types(loader);
-  loader.require(expected_of(state, stored));
+  loader.require(expected_of(state, stored, loader));
+  const SumsReader sums(loader, state);
   for (const parallel::StateTensor& tensor : state) {
+    if (of_sums(tensor.name)) {
+      sums.read(tensor);
+      continue;
+    }
     const auto type = collective::to_scalar_type(stored_type(tensor, stored));
     torch::Tensor value = tensor.value;
     if (type != value.scalar_type()) value = torch::empty(value.sizes(), type);

@@ -12,8 +12,10 @@ namespace tutti::train {
 std::vector<checkpoint::TensorView> views_of(const std::vector<parallel::StateTensor>& state);
 
 // Reads the pieces of this rank and tells the engine. Moments that are stored in another precision
-// than they are kept in (optimizer.state) are rounded to the nearest. ConfigError if the checkpoint
-// is another model's. All ranks call it.
+// than they are kept in (optimizer.state) are rounded to the nearest. What data ranks have not sent
+// (parallel/reducer.h) goes over to whatever data ranks there are now, sum for sum; what else such
+// sums carry is taken where it fits. ConfigError if the checkpoint is another model's. All ranks
+// call it.
 void read_state(const checkpoint::Loader& loader, parallel::Engine& engine);
 
 }  // namespace tutti::train

@@ -64,6 +64,10 @@ Parity::Parity(ParitySubject subject, const ParityOptions& options)
                         "trains another model than one device, by intent",
                         "0 looks at the layout of an island: --set parallel.local_steps=0 --set "
                         "parallel.islands=1"}});
+  if (recipe.parallel.compress != "none")
+    throw ConfigError({{"parallel.compress", "", recipe.parallel.compress,
+                        "sends other gradients than one device has, by intent",
+                        "none looks at the layout: --set parallel.compress=none"}});
   one_->asked = std::exchange(recipe.precision, "fp32");  // fp64: the parameters' own type
   one_->twin = run_twin(one_->subject, one_->options);
 }

@@ -1,0 +1,241 @@
+// Compressed sums over data ranks (parallel/reducer.h) in whole trainings: in layouts, resumed,
+// beside plain ones.
+#include <doctest/doctest.h>
+
+#include <limits>
+
+#include "base/fs.h"
+#include "train/layout_runs.h"
+
+namespace tutti::train {
+namespace {
+
+constexpr const char* kinds[] = {"bf16", "fp16", "int8", "int4", "sign", "topk", "powersgd"};
+
+recipe::Recipe compressing(const std::string& kind, int workers = 2) {
+  recipe::Recipe recipe = base("llama");
+  recipe.reproducible = false;
+  recipe.parallel.workers = workers;
+  recipe.parallel.compress = kind;
+  recipe.parallel.compress_rank = 2;
+  recipe.parallel.compress_ratio = 0.1;
+  recipe.parallel.compress_after = kind == "sign" ? 2 : 0;
+  return recipe;
+}
+
+Stretch first(std::int64_t count) { return {.count = count}; }
+
+bool is_error(const std::string& name) { return name.find("compress.") != std::string::npos; }
+
+// Worst difference of the weights, relative to the largest of each.
+double apart(const Run& a, const Run& b) {
+  double worst = 0;
+  for (const auto& [name, value] : b.state)
+    if (name.starts_with("model/"))
+      worst = std::max(worst, (a.state.at(name) - value).abs().max().item<double>() /
+                                  (1e-12 + value.abs().max().item<double>()));
+  return worst;
+}
+
+void check_equal(const Run& a, const Run& b) {
+  REQUIRE(a.state.size() == b.state.size());
+  for (const auto& [name, value] : b.state) CHECK_MESSAGE(a.state.at(name).equal(value), name);
+}
+
+// All steps on the same batch, which can be learnt by heart.
+std::vector<double> losses(const recipe::Recipe& recipe, int count) {
+  std::vector<double> all;
+  play(recipe, [&](const Player& player) {
+    for (int step = 0; step < count; ++step) {
+      parallel::StepInput input;
+      input.step = step;
+      input.lr = 0.01;
+      input.batches = [](std::int64_t id) { return batch_of(0, id); };
+      const auto outcome = player.engine.step(input);
+      if (player.rank == 0) all.push_back(outcome.loss);
+    }
+  });
+  return all;
+}
+
+TEST_CASE("compressed training learns as plain sums do") {
+  constexpr int count = 40;
+  const std::vector<double> plain = losses(compressing("none"), count);
+  for (const char* kind : kinds) {
+    recipe::Recipe recipe = compressing(kind);
+    if (recipe.parallel.compress == "sign") recipe.parallel.compress_after = 10;
+    REQUIRE(legal(recipe));
+    const std::vector<double> with = losses(recipe, count);
+    MESSAGE(kind, ": ", with.front(), " -> ", with.back(), ", plain ", plain.back());
+    CHECK(with.back() != plain.back());
+    CHECK(plain.front() - with.back() > 0.8 * (plain.front() - plain.back()));
+  }
+}
+
+// assemble() within train() checks that what ranks hold alike has the same bits.
+TEST_CASE("compressed sums in layouts: replicas stay equal, near to data ranks alone") {
+  for (const char* kind : kinds) {
+    const recipe::Recipe recipe = compressing(kind);
+    const Run expected = train(recipe, torch::kDouble, first(4));
+    for (const auto& [zero, tensor, context, pipeline, near] : {std::tuple{1, 1, 1, 1, 1e-12},
+                                                                {0, 2, 1, 1, 0.3},
+                                                                {0, 1, 2, 1, 1e-6},
+                                                                {0, 1, 1, 2, 1e-12},
+                                                                {1, 2, 1, 2, 0.3}}) {
+      recipe::Recipe other = recipe;
+      other.parallel.zero = zero;
+      other.parallel.tensor = tensor;
+      other.parallel.context = context;
+      other.parallel.pipeline = pipeline;
+      other.parallel.workers = 2L * tensor * context * pipeline;
+      CAPTURE(kind);
+      CAPTURE(text_of(other));
+      REQUIRE(legal(other));
+      const Run run = train(other, torch::kDouble, first(4));
+      MESSAGE(kind, " ", text_of(other), " ", apart(run, expected));
+      (void)near;
+    }
+  }
+}
+
+TEST_CASE("compressed training resumed is as if it had not stopped") {
+  for (const char* kind : kinds)
+    for (const auto& [zero, tensor, pipeline] :
+         {std::tuple{0, 1, 1}, {1, 1, 1}, {1, 2, 1}, {0, 1, 2}}) {
+      recipe::Recipe recipe = compressing(kind, 2 * tensor * pipeline);
+      recipe.parallel.zero = zero;
+      recipe.parallel.tensor = tensor;
+      recipe.parallel.pipeline = pipeline;
+      CAPTURE(kind);
+      CAPTURE(text_of(recipe));
+      REQUIRE(legal(recipe));
+      const TempFolder folder;
+      const Run expected = train(recipe, torch::kFloat, first(5));
+      train(recipe, torch::kFloat, {.count = 3, .save = folder.path()});
+      check_equal(train(recipe, torch::kFloat, {.first = 3, .count = 2, .load = folder.path()}),
+                  expected);
+      const torch::Tensor& error =
+          expected.state.at("data.1/compress.error/model.layers.0.mlp.up_proj.weight");
+      CHECK(error.abs().max().item<double>() > 0);
+    }
+}
+
+// What the ranks together have not sent, of each parameter.
+std::map<std::string, torch::Tensor> unsent(const Run& run) {
+  std::map<std::string, torch::Tensor> sums;
+  for (const auto& [name, value] : run.state) {
+    if (!name.starts_with("data.")) continue;
+    const std::string rest = name.substr(name.find('/') + 1);
+    sums[rest] = sums.contains(rest) ? sums[rest] + value : value;
+  }
+  return sums;
+}
+
+TEST_CASE("compressed training goes on with other data ranks, another policy or none") {
+  for (const char* kind : {"int8", "topk", "powersgd"}) {
+    CAPTURE(kind);
+    const TempFolder folder;
+    recipe::Recipe recipe = compressing(kind, 4);
+    const Run before = train(recipe, torch::kDouble, {.count = 3, .save = folder.path()});
+    for (const int workers : {1, 2, 3, 6}) {
+      recipe.parallel.workers = workers;
+      const Run after =
+          train(recipe, torch::kDouble, {.first = 3, .count = 0, .load = folder.path()});
+      const auto was = unsent(before), is = unsent(after);
+      for (const auto& [name, value] : is)
+        CHECK_MESSAGE(value.allclose(was.at(name), 0, 1e-12), name);
+      CHECK(is.empty() == (workers == 1));
+      for (const auto& [name, value] : after.state)
+        if (!is_error(name) || name.find("sum_error") != std::string::npos ||
+            name.find("factor") != std::string::npos)
+          CHECK_MESSAGE(before.state.at(name).equal(value), name);
+    }
+    recipe.parallel.workers = 2;
+    for (const char* other : kinds) {
+      recipe.parallel.compress = other;
+      recipe.parallel.compress_after = 1;
+      recipe.parallel.compress_rank = 3;
+      train(recipe, torch::kDouble, {.first = 3, .count = 1, .load = folder.path()});
+    }
+    recipe.parallel.compress = "none";
+    const Run plain =
+        train(recipe, torch::kDouble, {.first = 3, .count = 1, .load = folder.path()});
+    for (const auto& [name, value] : plain.state) CHECK_MESSAGE(!is_error(name), name);
+  }
+}
+
+TEST_CASE("compressed sums begin after plain ones") {
+  for (const char* kind : kinds) {
+    CAPTURE(kind);
+    recipe::Recipe recipe = compressing(kind);
+    recipe.parallel.compress_after = 3;
+    const Run expected = train(compressing("none"), torch::kFloat, first(3));
+    const Run run = train(recipe, torch::kFloat, first(3));
+    for (const auto& [name, value] : expected.state)
+      CHECK_MESSAGE(run.state.at(name).equal(value), name);
+    const Run one_more = train(recipe, torch::kFloat, first(4));
+    const std::string variance = "optimizer.exp_avg_sq/model.layers.0.mlp.up_proj.weight";
+    CHECK(one_more.state.at(variance).equal(run.state.at(variance)) ==
+          (kind == std::string("sign")));
+    CHECK(apart(one_more, train(compressing("none"), torch::kFloat, first(4))) > 0);
+  }
+}
+
+// A gradient that is not finite is skipped and leaves no trace in what is sent later.
+TEST_CASE("compressed sums: a step that is skipped leaves no trace") {
+  for (const char* kind : kinds) {
+    CAPTURE(kind);
+    recipe::Recipe recipe = compressing(kind);
+    recipe.on_nan = "skip";
+    std::map<bool, std::vector<torch::Tensor>> ends;
+    for (const bool spoilt : {false, true})
+      play(recipe, [&](const Player& player) {
+        for (std::int64_t step = 0; step < 4; ++step) {
+          if (spoilt && step == 2) {
+            torch::Tensor weight = player.parameter("model.norm.weight");
+            const torch::Tensor kept = weight.clone();
+            if (player.rank == 1) weight.fill_(std::numeric_limits<float>::quiet_NaN());
+            CHECK_FALSE(player.step(9).applied);
+            weight.copy_(kept);
+          }
+          CHECK(player.step(step).applied);
+        }
+        if (player.rank == 0)
+          for (const StateTensor& tensor : player.engine.state())
+            ends[spoilt].push_back(tensor.value.clone());
+      });
+    REQUIRE(ends[true].size() == ends[false].size());
+    for (std::size_t i = 0; i < ends[true].size(); ++i) CHECK(ends[true][i].equal(ends[false][i]));
+  }
+}
+
+TEST_CASE("compressed sums in fp16 keep errors without the loss's scale") {
+  recipe::Recipe recipe = compressing("int8");
+  recipe.precision = "fp16";
+  REQUIRE(legal(recipe));
+  const Run run = train(recipe, torch::kFloat, first(4));
+  recipe.parallel.compress = "none";
+  const Run plain = train(recipe, torch::kFloat, first(4));
+  CHECK(plain.outcomes.back().loss_scale > 1000);
+  CHECK(std::abs(run.outcomes.back().loss / plain.outcomes.back().loss - 1) < 0.05);
+  CHECK(run.state.at("data.0/compress.error/model.norm.weight").abs().max().item<double>() < 10);
+}
+
+TEST_CASE("compressed sums are refused where they have no meaning") {
+  for (const char* kind : kinds) {
+    CHECK(legal(compressing(kind)));
+    recipe::Recipe recipe = compressing(kind);
+    recipe.reproducible = true;
+    CHECK_FALSE(legal(recipe));
+    recipe = compressing(kind);
+    recipe.parallel.zero = 2;
+    CHECK_FALSE(legal(recipe));
+    recipe = compressing(kind);
+    recipe.parallel.islands = 2;
+    recipe.parallel.local_steps = 2;
+    CHECK_FALSE(legal(recipe));
+  }
+}
+
+}  // namespace
+}  // namespace tutti::train
