@@ -81,6 +81,23 @@ std::string human_count(double count) {
   return scaled(count, 1000, units);
 }
 
+std::string time_text(double seconds) {
+  char text[32];
+  if (seconds < 1e-3)
+    std::snprintf(text, sizeof text, "%.0f us", 1e6 * seconds);
+  else if (seconds < 1)
+    std::snprintf(text, sizeof text, "%.2f ms", 1e3 * seconds);
+  else
+    std::snprintf(text, sizeof text, "%.2f s", seconds);
+  return text;
+}
+
+std::string percent_text(double share) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f%%", 100 * share);
+  return text;
+}
+
 std::string human_seconds(double seconds) {
   char text[48];
   const auto whole = static_cast<long long>(std::llround(seconds));

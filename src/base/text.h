@@ -22,6 +22,9 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
 std::string human_bytes(double bytes);
 std::string human_count(double count);
 std::string human_seconds(double seconds);
+// Of short times and of shares: 12e-6 -> "12 us", 0.0123 -> "12.30 ms"; 0.123 -> "12.3%".
+std::string time_text(double seconds);
+std::string percent_text(double share);
 
 // True if `text` is well-formed UTF-8; otherwise *bad_offset is the first offending byte.
 bool valid_utf8(std::string_view text, std::size_t* bad_offset = nullptr);

@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -65,23 +64,6 @@ inline Window window_of(const std::vector<comm::FlightLog>& logs, std::int64_t f
 // "data (ranks 0, 1)" -> "data".
 inline std::string short_name(const std::string& group) {
   return group.substr(0, group.find(" ("));
-}
-
-inline std::string percent_text(double share) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f%%", 100 * share);
-  return text;
-}
-
-inline std::string time_text(double seconds) {
-  char text[32];
-  if (seconds < 1e-3)
-    std::snprintf(text, sizeof text, "%.0f us", 1e6 * seconds);
-  else if (seconds < 1)
-    std::snprintf(text, sizeof text, "%.2f ms", 1e3 * seconds);
-  else
-    std::snprintf(text, sizeof text, "%.2f s", seconds);
-  return text;
 }
 
 }  // namespace tutti::trace

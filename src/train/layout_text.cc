@@ -177,14 +177,14 @@ std::string calls_text(const std::vector<Rank>& ranks, const comm::CostTable* co
     const std::string bytes = human_bytes(static_cast<double>(sum.bytes));
     text += "  " + row + padded(str(sum.calls), 8);
     if (costs)
-      text += padded(bytes, 12) + (std::isnan(sum.seconds) ? "?" : human_seconds(sum.seconds));
+      text += padded(bytes, 12) + (std::isnan(sum.seconds) ? "?" : time_text(sum.seconds));
     else
       text += bytes;
     text += "\n";
   }
   if (costs && !order.empty())
     text += str("  by the profile (", costs->transport(), ") the slowest rank's take ",
-                human_seconds(slowest), " a step, hidden or not",
+                time_text(slowest), " a step, hidden or not",
                 all_known ? "" : ", those marked ? not counted", "\n");
   return text;
 }
