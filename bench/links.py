@@ -20,7 +20,9 @@ import sys
 import tempfile
 
 from runs import ROOT, read_records, run
-from wire import ADDRESSES, Wire
+
+sys.path.insert(0, str(ROOT / "tools"))
+from wire import ADDRESSES, Wire  # noqa: E402
 
 PEER = ROOT / "bench" / "peers" / "peer_train.py"
 WORKERS, BATCH, MICRO, SEQUENCE = 4, 8, 2, 128

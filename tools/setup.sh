@@ -9,7 +9,7 @@ venv=$root/.venv
 torch_version=2.13.0
 debian_packages="clang-19 clang-tidy-19 clang-format-19 libclang-rt-19-dev mold ccache ninja-build
   cmake g++ pkg-config git python3-venv python3-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libspdlog-dev
-  doctest-dev libxxhash-dev libpcre2-dev libicu-dev libgloo-dev libbenchmark-dev libssl-dev"
+  doctest-dev libxxhash-dev libpcre2-dev libicu-dev libgloo-dev libbenchmark-dev libssl-dev iproute2"
 test_packages="tokenizers transformers sentencepiece safetensors numpy"
 
 say() { printf 'setup: %s\n' "$*" >&2; }

@@ -84,7 +84,7 @@ std::string human_count(double count) {
 std::string time_text(double seconds) {
   char text[32];
   if (seconds < 1e-3)
-    std::snprintf(text, sizeof text, "%.0f us", 1e6 * seconds);
+    std::snprintf(text, sizeof text, seconds < 1e-5 ? "%.2f us" : "%.0f us", 1e6 * seconds);
   else if (seconds < 1)
     std::snprintf(text, sizeof text, "%.2f ms", 1e3 * seconds);
   else

@@ -100,7 +100,8 @@ std::vector<std::string> worker_args(const Options& options, const fs::path& res
   if (!(options.seconds > 0 && options.seconds <= 60))
     wrong.push_back(
         {"--seconds", "", str(options.seconds), "must be above 0 and at most 60", "0.3 is usual"});
-  const auto transports = chosen_of("--transports", options.transports, {"shm", "gloo"}, wrong);
+  const auto transports =
+      chosen_of("--transports", options.transports, {"shm", "tcp", "gloo"}, wrong);
   const auto operations = chosen_of("--operations", options.operations, all_operations(), wrong);
   const auto sizes = sizes_of(options.sizes, wrong);
   check_out(options.out, wrong);
@@ -112,15 +113,6 @@ std::vector<std::string> worker_args(const Options& options, const fs::path& res
           str("--seconds=", options.seconds),
           str("--cores=", launch::usable_cores()),
           "--result=" + result.string()};
-}
-
-std::string time_text(double seconds) {
-  char text[32];
-  if (seconds < 1e-3)
-    std::snprintf(text, sizeof text, "%.2f us", seconds * 1e6);
-  else
-    std::snprintf(text, sizeof text, "%.2f ms", seconds * 1e3);
-  return text;
 }
 
 void print_table(const Json& table) {
@@ -188,7 +180,7 @@ void add_bench(CLI::App& app, Action& chosen) {
   auto options = std::make_shared<Options>();
   options->operations = join(all_operations(), ",");
   verb->add_option("--ranks", options->ranks, "processes")->type_name("N")->capture_default_str();
-  verb->add_option("--transports", options->transports, "of shm, gloo")
+  verb->add_option("--transports", options->transports, "of shm, tcp, gloo")
       ->type_name("A,B")
       ->capture_default_str();
   verb->add_option("--operations", options->operations, "which")

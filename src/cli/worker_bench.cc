@@ -3,13 +3,11 @@
 #include <cstring>
 #include <optional>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "collective/gloo.h"
+#include "collective/group.h"
 #include "comm/cost.h"
 #include "comm/measure.h"
-#include "comm/memory_group.h"
 #include "train/worker.h"
 
 namespace tutti::cli {
@@ -19,31 +17,17 @@ constexpr double meeting_seconds = 60;
 
 using CommPtr = std::unique_ptr<comm::Communicator>;
 
-CommPtr join_gloo(const train::Worker& worker) {
-  collective::GroupOptions options;
-  options.rank = worker.rank;
-  options.size = options.local_size = worker.world_size;
-  options.name = options.group = "bench";
-  options.timeout = meeting_seconds;
-  const fs::path port = fs::path(worker.rendezvous) / "port";
-  if (worker.rank == 0) options.publish = [&](int number) { write_file(port, str(number)); };
-  const double start = real_clock().now();
-  while (worker.rank != 0 && !fs::exists(port)) {
-    if (real_clock().now() - start > meeting_seconds)
-      throw WorldError(
-          str("rank ", worker.rank, ": rank 0 named no port within ", meeting_seconds, " s"));
-    real_clock().sleep(0.005);
-  }
-  if (worker.rank != 0) options.port = std::atoi(read_file(port).c_str());
-  return collective::join_gloo(options, collective::open_gloo_store(options));
-}
-
 CommPtr join(const std::string& transport, const train::Worker& worker) {
-  if (transport == "gloo") return join_gloo(worker);
-  comm::MemoryOptions options;
+  collective::GroupOptions options;
+  options.transport = transport;
   options.group = "bench";
   options.timeout = meeting_seconds;
-  return comm::join_shm(worker.rendezvous + "/bench", worker.rank, worker.world_size, options);
+  train::Worker here = worker;
+  here.rendezvous += "/" + transport;
+  make_folders(here.rendezvous);
+  options.name = here.rendezvous;
+  train::find_peers(here, options);
+  return collective::make_communicator(options);
 }
 
 // A table of one transport, operation and kind of buffer, with the line through it.

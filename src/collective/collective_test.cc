@@ -125,7 +125,7 @@ TEST_CASE("auto is shared memory for as many ranks of one host as it takes") {
 }
 
 TEST_CASE("Group and c10d backend: shm, gloo, threads") {
-  for (const char* transport : {"shm", "gloo", "auto"})
+  for (const char* transport : {"shm", "gloo", "tcp", "auto"})
     for (const int size : {1, 2, 3}) {
       const int port = free_port();
       CHECK(on_threads(size, [&](int rank) {

@@ -123,19 +123,20 @@ void Group::enter_record() {
 CommThreads::Task Group::noted(const Asked& asked, CommThreads::Task task) {
   auto recorder = recorded_ >= 0 ? taps_->recorder : nullptr;
   const bool message = asked.lane != Lane::collective;
-  const std::uint64_t order =
-      recorder ? recorder->ask({recorded_, asked.operation, asked.type,
-                                static_cast<std::int64_t>(asked.bytes),
-                                ++asked_[{asked.lane, message ? asked.peer : -1}], asked.peer,
-                                message, asked.site})
-               : 0;
-  return [recorder, order, site = asked.site, task = std::move(task)](comm::Communicator& c) {
+  const std::uint64_t number = recorder ? ++asked_[{asked.lane, message ? asked.peer : -1}] : 0;
+  const std::uint64_t order = recorder ? recorder->ask({recorded_, asked.operation, asked.type,
+                                                        static_cast<std::int64_t>(asked.bytes),
+                                                        number, asked.peer, message, asked.site})
+                                       : 0;
+  return [recorder, order, number, site = asked.site,
+          task = std::move(task)](comm::Communicator& c) {
     if (recorder) recorder->start(order);
     try {
       task(c);
     } catch (const WorldError& error) {
       if (recorder) recorder->end(order, true);
-      throw WorldError(str(error.what(), " (asked for at ", comm::site_text(site), ")"));
+      throw WorldError(str(error.what(), " (", recorder ? str("recorded as #", number, ", ") : "",
+                           "asked for at ", comm::site_text(site), ")"));
     } catch (...) {
       if (recorder) recorder->end(order, true);
       throw;

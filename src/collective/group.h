@@ -231,6 +231,8 @@ struct GroupOptions {
 
 // ConfigError for an unknown transport, WorldError when the peers do not come or the port is taken.
 std::shared_ptr<Group> make_group(const GroupOptions& options);
+// The bare communicator of such a group.
+std::unique_ptr<comm::Communicator> make_communicator(const GroupOptions& options);
 
 // Groups for `size` threads of this process (tests); entry r is rank r's. They make subgroups.
 std::vector<std::shared_ptr<Group>> make_thread_groups(int size);

@@ -15,7 +15,7 @@ using namespace tutti::collective;
 
 namespace {
 
-constexpr const char* transports[] = {"threads", "shm", "gloo"};
+constexpr const char* transports[] = {"threads", "shm", "tcp", "gloo"};
 
 void require(bool holds, const char* what) {
   if (!holds) throw WorldError(what);
@@ -88,7 +88,7 @@ TEST_CASE("Messages: a short send ends without its receive") {
 }
 
 TEST_CASE("Messages: one that does not come is named at the deadline") {
-  for (const char* transport : {"shm", "gloo"}) {
+  for (const char* transport : {"shm", "tcp", "gloo"}) {
     const std::string errors = on_groups(
         transport, 2,
         [](Group& group) {

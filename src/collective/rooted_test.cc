@@ -56,7 +56,7 @@ std::string meet(int size, const std::function<Host(int)>& host) {
 }  // namespace
 
 TEST_CASE("Group: reduce, gather, scatter") {
-  for (const char* transport : {"threads", "shm", "gloo"})
+  for (const char* transport : {"threads", "shm", "tcp", "pairs", "gloo"})
     for (const int size : {1, 2, 3, 7}) CHECK(on_groups(transport, size, check_rooted) == "");
 }
 

@@ -108,23 +108,28 @@ bool GroupOptions::in_memory() const {
          (transport == "auto" && local_size == size && size <= comm::max_memory_ranks);
 }
 
-std::shared_ptr<Group> make_group(const GroupOptions& asked) {
-  static constexpr std::array transports{"auto", "shm", "tcp", "gloo"};
-  if (std::ranges::count(transports, asked.transport) == 0)
-    throw ConfigError(std::vector<Violation>{
-        {"transport", "", asked.transport, "must be one of auto, shm, tcp, gloo", ""}});
-  GroupOptions options = asked;
-  options.name += "/" + options.group;
-  if (!options.here) options.here = this_host().id;
-  c10::intrusive_ptr<c10d::Store> store;
-  if (!options.in_memory()) store = open_store(options);
-  const auto join = [store](const GroupOptions& which, std::vector<std::int64_t> hosts) {
-    if (which.in_memory()) return join_memory(which);
-    if (which.transport == "gloo") return join_gloo(which, store);
-    return join_hosts(which, std::move(hosts), store);
-  };
-  const auto meet = [options, join](const Group::Meeting& meeting) {
-    GroupOptions part = options;
+namespace {
+
+using CommPtr = std::unique_ptr<comm::Communicator>;
+
+// How the groups of a job are joined.
+class Joiner {
+ public:
+  explicit Joiner(const GroupOptions& asked) : options_(asked) {
+    static constexpr std::array transports{"auto", "shm", "tcp", "gloo"};
+    if (std::ranges::count(transports, asked.transport) == 0)
+      throw ConfigError(std::vector<Violation>{
+          {"transport", "", asked.transport, "must be one of auto, shm, tcp, gloo", ""}});
+    options_.name += "/" + options_.group;
+    if (!options_.here) options_.here = this_host().id;
+    if (!options_.in_memory()) store_ = open_store(options_);
+  }
+
+  std::int64_t here() const { return *options_.here; }
+  CommPtr world() const { return join(options_, {}); }
+
+  CommPtr part(const Group::Meeting& meeting) const {
+    GroupOptions part = options_;
     part.rank = meeting.rank;
     part.size = meeting.size;
     part.group = meeting.name;
@@ -132,8 +137,30 @@ std::shared_ptr<Group> make_group(const GroupOptions& asked) {
     part.local_size = one_host ? part.size : 1;
     part.name += "/" + meeting.key;
     return join(part, meeting.hosts);
-  };
-  return std::make_shared<Group>(join(options, {}), meet, *options.here);
+  }
+
+ private:
+  CommPtr join(const GroupOptions& options, std::vector<std::int64_t> hosts) const {
+    if (options.in_memory()) return join_memory(options);
+    if (options.transport == "gloo") return join_gloo(options, store_);
+    return join_hosts(options, std::move(hosts), store_);
+  }
+
+  GroupOptions options_;
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace
+
+std::unique_ptr<comm::Communicator> make_communicator(const GroupOptions& options) {
+  return Joiner(options).world();
+}
+
+std::shared_ptr<Group> make_group(const GroupOptions& options) {
+  const auto joiner = std::make_shared<Joiner>(options);
+  return std::make_shared<Group>(
+      joiner->world(), [joiner](const Group::Meeting& meeting) { return joiner->part(meeting); },
+      joiner->here());
 }
 
 std::vector<std::shared_ptr<Group>> make_thread_groups(int size) {

@@ -110,12 +110,19 @@ TEST_CASE("Subgroups: the axes of a mesh work at the same time") {
   CHECK(on_groups("hosts", 4, [](Group& world) {
           check_mesh(world);
           const auto local = world.subgroup(along(world.rank(), 1), "local");
-          require(world.transport() == "gloo" && local->transport() == "shm", "transport");
+          require(world.transport() == "tcp" && local->transport() == "tcp", "transport");
+        }) == "");
+  CHECK(on_groups("pairs", 4, [](Group& world) {
+          check_mesh(world);
+          const auto local = world.subgroup(along(world.rank(), 1), "local");
+          const auto across = world.subgroup(along(world.rank(), 2), "across");
+          require(world.transport() == "shm+tcp", "levels");
+          require(local->transport() == "shm" && across->transport() == "tcp", "transport");
         }) == "");
 }
 
 TEST_CASE("Subgroups: of any lists, also of one, in the order of the list") {
-  for (const char* transport : {"threads", "shm", "gloo"})
+  for (const char* transport : {"threads", "shm", "tcp", "pairs", "gloo"})
     CHECK(on_groups(transport, 3, [](Group& world) {
             const auto group =
                 world.rank() == 0 ? world.subgroup({0}, "part") : world.subgroup({2, 1}, "part");
@@ -211,7 +218,7 @@ TEST_CASE("Subgroups: real processes; a killed one is named by its group only") 
 }
 
 TEST_CASE("Groups: subgroups of subgroups, alike in all but their ranks") {
-  for (const char* transport : {"threads", "shm", "gloo"})
+  for (const char* transport : {"threads", "shm", "tcp", "pairs", "gloo"})
     CHECK(on_groups(transport, 4, [&](Group& group) {
             const int rank = group.rank();
             const bool low = rank < 2;
@@ -232,7 +239,7 @@ TEST_CASE("Groups: uneven parts of tensors, in and out of place") {
   const auto plan = comm::plan_reduction(comm::even_ranges(3, 2));
   const at::Tensor leaves = at::rand({3, 5001});
   const at::Tensor expected = (leaves[0] + leaves[1]) + leaves[2];
-  for (const char* transport : {"threads", "shm", "gloo"})
+  for (const char* transport : {"threads", "shm", "tcp", "pairs", "gloo"})
     CHECK(on_groups(transport, 2, [&](Group& group) {
             const int rank = group.rank();
             const Counts counts{4990, 11};

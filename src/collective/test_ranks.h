@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "collective/gloo.h"
 #include "collective/group.h"
+#include "collective/store_meeting.h"
 
 namespace tutti::collective {
 
@@ -53,7 +54,7 @@ inline GroupOptions options_of(const char* transport, int rank, int size, int po
 }
 
 inline std::unique_ptr<comm::Communicator> join(const GroupOptions& options) {
-  return join_gloo(options, open_gloo_store(options));
+  return join_gloo(options, open_store(options));
 }
 
 // body(rank) on `size` threads; all errors' texts.
@@ -75,7 +76,8 @@ inline std::string on_threads(int size, const std::function<void(int)>& body) {
 }
 
 // body(group) on a thread each of `size` ranks over this transport: "threads", "shm", "gloo",
-// "auto", or "hosts": auto, with each rank said to be on a host of its own.
+// "tcp", "auto"; or "hosts": auto, with each rank said to be on a host of its own; or "pairs":
+// auto, with two ranks on each host.
 inline std::string on_groups(const std::string& transport, int size,
                              const std::function<void(Group&)>& body, double timeout = 20) {
   const int port = free_port();
@@ -84,7 +86,12 @@ inline std::string on_groups(const std::string& transport, int size,
   return on_threads(size, [&](int rank) {
     auto options = options_of(transport.c_str(), rank, size, port);
     options.timeout = timeout;
-    if (transport == "hosts") options.transport = "auto", options.local_size = 1;
+    if (transport == "hosts" || transport == "pairs") {
+      options.transport = "auto";
+      options.local_size = transport == "hosts" ? 1 : 2;
+      options.here = 1 + rank / options.local_size;
+      options.secret = "known to the ranks of this test";
+    }
     const auto group =
         groups.empty() ? make_group(options) : std::move(groups[static_cast<std::size_t>(rank)]);
     try {

@@ -180,6 +180,14 @@ FlightLog::Process state_of(int process, std::uint64_t birth) {
   return state == "T" || state == "t" ? FlightLog::Process::stopped : FlightLog::Process::runs;
 }
 
+// What a damaged file has in a text's place is not for a terminal.
+template <std::size_t size>
+void make_printable(std::array<char, size>& text) {
+  text.back() = 0;
+  for (char* c = text.data(); *c; ++c)
+    if (static_cast<unsigned char>(*c) < ' ' || *c == 0x7f) *c = '?';
+}
+
 }  // namespace
 
 FlightLog read_flight(const fs::path& file) {
@@ -196,12 +204,12 @@ FlightLog read_flight(const fs::path& file) {
   if (head.magic != magic) throw WorldError(str(file.string(), ": is no flight recorder's file"));
   FlightLog log;
   log.rank = head.rank, log.world = head.world, log.process = head.process, log.wall = head.wall;
-  head.host.back() = 0;
+  make_printable(head.host);
   log.host = head.host.data();
   for (std::uint64_t i = 0; i < FlightHead::most_groups; ++i) {
     FlightGroup group;
     take(group);
-    group.name.back() = 0;
+    make_printable(group.name);
     const bool whole = group.size <= most_members && group.rank >= 0 && group.rank < group.size;
     if (!whole) group.rank = group.size = 0;  // a damaged one: nobody is in it
     if (i < head.groups) log.groups.push_back(group);
@@ -216,7 +224,8 @@ FlightLog read_flight(const fs::path& file) {
     if (entry.order == 0 || again != entry.order ||
         entry.group >= static_cast<std::int32_t>(log.groups.size()) || entry.type > last_type)
       continue;
-    entry.operation.back() = entry.site.back() = 0;
+    make_printable(entry.operation);
+    make_printable(entry.site);
     log.now = std::max({log.now, entry.asked, entry.started, entry.ended});
     log.entries.push_back(entry);
   }

@@ -201,7 +201,7 @@ class Maker {
         worst->made_wait < 0.6 * sum)
       return;
     profile_.straggler = str("rank ", worst->rank, " comes last: the others wait for it ",
-                             percent_text(worst->made_wait / worst->step), " of a step");
+                             time_text(worst->made_wait), " of a step of ", time_text(worst->step));
   }
 
   const std::vector<FlightLog>& logs_;

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "base/fs.h"
 #include "base/json.h"
 #include "comm/cost.h"
 
@@ -97,11 +98,32 @@ TEST_CASE("profile: times, bandwidth, links and the straggler") {
   CHECK(reduce.bandwidth == doctest::Approx(8000));
   CHECK(profile.links.at({0, 1}) == doctest::Approx(8100));
   CHECK(profile.links.at({1, 0}) == doctest::Approx(8000));
-  CHECK(profile.straggler == "rank 1 comes last: the others wait for it 22.2% of a step");
+  CHECK(profile.straggler ==
+        "rank 1 comes last: the others wait for it 2.00 s of a step of 9.00 s");
   const std::string text = profile_text(profile), page = profile_html(profile, "a <run>");
   CHECK(text.find("data   all_reduce  1 ") != std::string::npos);
   CHECK(page.find("a &lt;run&gt;") != std::string::npos);
   CHECK(page.find("straggler") != std::string::npos);
+}
+
+TEST_CASE("profile: what share moves and what waits; attained beside attainable") {
+  const TempFolder folder;
+  const fs::path file = folder.path() / "costs.json";
+  write_file(file, R"({"format": "tutti comm profile", "tables": [{"transport": "shm",
+    "operation": "all_reduce", "buffers": "shared", "ranks": 2,
+    "points": [{"bytes": 8000, "seconds": 0.25}]}]})");
+  Profile profile = profile_of(logs());
+  const OperationCost& reduce = operation(profile, "all_reduce");
+  double moved = 0, waited = 0;
+  for (const OperationCost& cost : profile.operations) moved += cost.moved, waited += cost.waited;
+  CHECK(shares_of(profile).moved == doctest::Approx(moved / 9));
+  CHECK(shares_of(profile).waited == doctest::Approx(waited / 9));
+  CHECK(moved >= reduce.moved);
+  CHECK(profile_text(profile).find("attainable") == std::string::npos);
+  compare(profile, comm::CostTable::read(file));
+  CHECK(reduce.attainable == doctest::Approx(32000));
+  CHECK(operation(profile, "send").attainable == 0);
+  CHECK(profile_text(profile).find("25.0%") != std::string::npos);
 }
 
 TEST_CASE("profile: a receive that was early waits; rooted operations use the root's links") {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "events/run_folder.h"
 
@@ -264,7 +265,11 @@ std::vector<FlightLog> read_flights(const fs::path& run) {
   std::error_code none;
   for (fs::directory_iterator file(folder.flight(0).parent_path(), none), end; !none && file != end;
        file.increment(none))
-    if (file->path().extension() == ".flight") logs.push_back(comm::read_flight(file->path()));
+    if (file->path().extension() == ".flight") try {
+        logs.push_back(comm::read_flight(file->path()));
+      } catch (const WorldError& error) {
+        log_warning(str(error.what(), "; it is left out"));
+      }
   std::ranges::sort(logs, {}, &FlightLog::rank);
   if (!logs.empty())  // ranks that a run of more workers has left
     std::erase_if(logs,

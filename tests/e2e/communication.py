@@ -44,7 +44,7 @@ class Communication(RealRuns):
         self.assertEqual(process.wait(30), 1)
         self.assertRegex(self.read("output.txt"),
                          r"group '[\w ,()]+', rank [02] of 3, \w+ #\d+.*rank 1 did not come within 4 s "
-                         r"\(asked for at \w+\.cc:\d+\)")
+                         r"\(recorded as #\d+, asked for at \w+\.cc:\d+\)")
         self.assertRegex(self.doctor(1), r"gave up after .*; rank 1 did not come\n[^$]*look at rank 1: it has ended with an error")
 
     def test_a_killed_rank_is_named(self):

@@ -1,6 +1,6 @@
 """Two "hosts" of this machine: network namespaces with one wire between them, of a rate and a delay.
 
-The wire is a veth pair with tc's netem, where the kernel has it; else slow_link.cc. Needs root."""
+The wire is a veth pair, with tc's netem to slow it down where the kernel has that; else slow_link.cc. Needs root."""
 import contextlib
 import os
 import pathlib
@@ -12,16 +12,20 @@ ADDRESSES = ["10.77.0.1", "10.77.0.2"]
 
 
 def call(*command, quiet=False):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    try:
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise RuntimeError(f"there is no {command[0]}: install iproute2") from None
     if done.returncode != 0 and not quiet:
         raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
     return done.returncode == 0
 
 
 class Wire:
-    """`rate` in bits a second, `delay` in seconds one way. As a context manager; `names` are the namespaces."""
+    """`rate` in bits a second (None: as fast as it goes), `delay` in seconds one way. As a context manager; `names`
+    are the namespaces. RuntimeError where there can be none."""
 
-    def __init__(self, rate, delay):
+    def __init__(self, rate=None, delay=0):
         self.rate, self.delay, self.link = rate, delay, None
         self.names = [f"tutti-{os.getpid()}-{host}" for host in "ab"]
 
@@ -46,6 +50,8 @@ class Wire:
     def veth(self):
         a, b = self.names
         call("ip", "link", "add", "wire", "netns", a, "type", "veth", "peer", "name", "wire", "netns", b)
+        if self.rate is None:
+            return True
         milliseconds = f"{self.delay * 1e3}ms"
         if all(call("tc", "-n", name, "qdisc", "add", "dev", "wire", "root", "netem", "delay", milliseconds, "rate",
                     f"{self.rate:.0f}bit", "limit", 10000, quiet=True) for name in self.names):
