@@ -123,7 +123,7 @@ int join_run(const fs::path& folder, int host, const std::string& address, doubl
   const events::RunFolder run(folder);
   launch::HostsSign sign;
   {
-    const launch::SignalCatcher signals;
+    launch::SignalCatcher signals;
     sign = launch::await_hosts(folder, timeout, [&] { return signals.count() > 0; });
   }
   if (host >= sign.hosts)

@@ -105,7 +105,7 @@ void check_encryption(Judge& j) {
             {"parallel.encrypt", "parallel.transport"},
             "on",
             "needs parallel.transport = auto or tcp: gloo sends all in the clear",
-            {{"parallel.transport"}, {"parallel.encrypt"}},
+            {{"parallel.transport", {"auto", "tcp"}}, {"parallel.encrypt", {"off"}}},
             "use parallel.transport: auto"});
 }
 
