@@ -148,8 +148,7 @@ struct Handshake::State {
   std::string proof_of(Use use) const { return mac(keys[use], transcript); }
 
   void expect(std::string_view got, Use use) const {
-    if (!equal(got, proof_of(use)))
-      throw Refused("it does not prove that it knows the secret");
+    if (!equal(got, proof_of(use))) throw Refused("it does not prove that it knows the secret");
   }
 
   void meet(std::string_view message) {
@@ -255,10 +254,10 @@ struct Direction {
 
   void add(const std::byte* from, std::size_t size, std::byte* to) {
     int bytes = 0;
-    must(EVP_CipherUpdate(cipher.get(), reinterpret_cast<unsigned char*>(to), &bytes,
-                          reinterpret_cast<const unsigned char*>(from),
-                          static_cast<int>(size)) == 1,
-         "AES-256-GCM");
+    must(
+        EVP_CipherUpdate(cipher.get(), reinterpret_cast<unsigned char*>(to), &bytes,
+                         reinterpret_cast<const unsigned char*>(from), static_cast<int>(size)) == 1,
+        "AES-256-GCM");
   }
 
   bool finish() {

@@ -139,8 +139,7 @@ void sum_for_ever(Communicator& c) {
 }  // namespace
 
 TEST_CASE("Conformance: tcp") {
-  for (const int size : {1, 2, 3, 7})
-    run_tcp(size, [](Communicator& c) { check_conformance(c); });
+  for (const int size : {1, 2, 3, 7}) run_tcp(size, [](Communicator& c) { check_conformance(c); });
 }
 
 TEST_CASE("Conformance: tcp, sealed") {
@@ -275,8 +274,9 @@ TEST_CASE("Ranks that call different operations are named, and the group stays b
     else
       c.broadcast(mine, 8, DType::f32, 1);
   });
-  CHECK_MESSAGE(has(order, "rank 1 called broadcast #2 (F32 x 8, root 1); all ranks must make the "
-                           "same calls in the same order"),
+  CHECK_MESSAGE(has(order,
+                    "rank 1 called broadcast #2 (F32 x 8, root 1); all ranks must make the "
+                    "same calls in the same order"),
                 order);
   const std::string count = failure_of(2, [&](Communicator& c) {
     std::vector<float> mine(10000);
@@ -342,9 +342,9 @@ TEST_CASE("abort() wakes who waits, here and at the peers, and tells them why") 
       throw;
     }
   });
-  for (const char* part :
-       {"rank 0 of 3, recv from rank 1 (1 bytes): had enough", "rank 1 of 3, barrier #2: had enough",
-        "rank 2 of 3, send to rank 0 (41943040 bytes): had enough"})
+  for (const char* part : {"rank 0 of 3, recv from rank 1 (1 bytes): had enough",
+                           "rank 1 of 3, barrier #2: had enough",
+                           "rank 2 of 3, send to rank 0 (41943040 bytes): had enough"})
     CHECK_MESSAGE(has(text, part), text);
 }
 
