@@ -97,8 +97,8 @@ struct Outcome {
   std::string text;  // what the rank returned, or "error: ..." of its WorldError
 };
 
-// body(communicator) on `size` forked processes. while_running(processes) comes before they are
-// waited for.
+// body(communicator) on `size` forked processes. while_running(processes) comes once all have
+// joined.
 std::vector<Outcome> run_processes(int size, const SocketOptions& options,
                                    const std::function<std::string(Communicator&)>& body,
                                    const std::function<void(std::vector<pid_t>)>& while_running) {
@@ -110,7 +110,9 @@ std::vector<Outcome> run_processes(int size, const SocketOptions& options,
       std::string text;
       try {
         FolderBoard board(folder.path());
-        text = body(*join_tcp(board, "test", rank, size, options));
+        const auto communicator = join_tcp(board, "test", rank, size, options);
+        board.set(str("joined ", rank), "");
+        text = body(*communicator);
       } catch (const std::exception& error) {
         text = str("error: ", error.what());
       }
@@ -119,6 +121,8 @@ std::vector<Outcome> run_processes(int size, const SocketOptions& options,
     }
     children.push_back(child);
   }
+  FolderBoard board(folder.path());
+  for (int rank = 0; rank < size; ++rank) board.get(str("joined ", rank), 60);
   while_running(children);
   std::vector<Outcome> outcomes;
   for (int rank = 0; rank < size; ++rank) {
