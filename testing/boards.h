@@ -28,7 +28,7 @@ class MemoryBoard : public comm::Board {
     std::unique_lock lock(mutex_);
     const std::chrono::duration<double> limit(timeout);
     if (!changed_.wait_for(lock, limit, [&] { return texts_.contains(key); }))
-      throw WorldError("no '" + key + "'");
+      throw WorldError(str("no '", key, "'"));
     return texts_[key];
   }
 
@@ -50,7 +50,7 @@ class FolderBoard : public comm::Board {
   std::string get(const std::string& key, double timeout) override {
     const double until = real_clock().now() + timeout;
     while (!std::filesystem::exists(path_of(key))) {
-      if (real_clock().now() > until) throw WorldError("no '" + key + "'");
+      if (real_clock().now() > until) throw WorldError(str("no '", key, "'"));
       real_clock().sleep(0.001);
     }
     std::string text;

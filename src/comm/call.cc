@@ -9,9 +9,9 @@ namespace tutti::comm {
 namespace {
 
 constexpr const char* names[] = {
-    "barrier",    "broadcast",       "all_reduce",          "all_gather", "reduce_scatter",
-    "all_to_all", "tree_all_reduce", "tree_reduce_scatter", "reduce",     "gather",
-    "scatter"};
+    "barrier",        "broadcast",  "all_reduce",      "all_gather",
+    "reduce_scatter", "all_to_all", "tree_all_reduce", "tree_reduce_scatter",
+    "reduce",         "gather",     "scatter"};
 
 bool within(std::int32_t value, std::size_t bound) {
   return value >= 0 && static_cast<std::size_t>(value) < bound;

@@ -121,7 +121,7 @@ Key sha256(std::string_view text) {
 }
 
 struct Handshake::State {
-  enum Step { hello, proof, welcome, over };
+  enum Step { awaits_hello, awaits_proof, awaits_welcome, over };
   // Of the keys that a connection needs, in the order in which they are derived.
   enum Use { connector_seals, listener_seals, connector_proves, listener_proves, welcomes, uses };
 
@@ -129,7 +129,7 @@ struct Handshake::State {
   std::string secret;
   bool connects;
   PrivateKey own = make_key();
-  Step step = hello;
+  Step step = awaits_hello;
   Hello theirs{};
   std::string transcript;
   std::array<Key, uses> keys{};
@@ -148,8 +148,7 @@ struct Handshake::State {
   std::string proof_of(Use use) const { return mac(keys[use], transcript); }
 
   void expect(std::string_view got, Use use) const {
-    if (!equal(got, proof_of(use)))
-      throw Refused("it does not prove that it knows the secret");
+    if (!equal(got, proof_of(use))) throw Refused("it does not prove that it knows the secret");
   }
 
   void meet(std::string_view message) {
@@ -177,10 +176,10 @@ struct Handshake::State {
   }
 
   std::string take_as_connector(std::string_view message) {
-    if (step == hello) {
+    if (step == awaits_hello) {
       meet(message.substr(0, sizeof(Hello)));
       expect(message.substr(sizeof(Hello)), listener_proves);
-      step = welcome;
+      step = awaits_welcome;
       return proof_of(connector_proves);
     }
     expect(message, welcomes);
@@ -189,9 +188,9 @@ struct Handshake::State {
   }
 
   std::string take_as_listener(std::string_view message) {
-    if (step == hello) {
+    if (step == awaits_hello) {
       meet(message);
-      step = proof;
+      step = awaits_proof;
       return std::string(bytes_of(mine)) + proof_of(listener_proves);
     }
     expect(message, connector_proves);
@@ -210,7 +209,7 @@ std::string Handshake::opening() const { return std::string(bytes_of(state_->min
 
 std::size_t Handshake::wants() const {
   if (state_->step == State::over) return 0;
-  if (state_->step != State::hello) return proof_bytes;
+  if (state_->step != State::awaits_hello) return proof_bytes;
   return sizeof(Hello) + (state_->connects ? proof_bytes : 0);
 }
 
@@ -255,10 +254,10 @@ struct Direction {
 
   void add(const std::byte* from, std::size_t size, std::byte* to) {
     int bytes = 0;
-    must(EVP_CipherUpdate(cipher.get(), reinterpret_cast<unsigned char*>(to), &bytes,
-                          reinterpret_cast<const unsigned char*>(from),
-                          static_cast<int>(size)) == 1,
-         "AES-256-GCM");
+    must(
+        EVP_CipherUpdate(cipher.get(), reinterpret_cast<unsigned char*>(to), &bytes,
+                         reinterpret_cast<const unsigned char*>(from), static_cast<int>(size)) == 1,
+        "AES-256-GCM");
   }
 
   bool finish() {

@@ -70,9 +70,8 @@ void Alarm::wait(std::vector<pollfd>& set, double seconds) {
   const timespec span = span_of(std::max(seconds, 0.0));
   const int ready = ppoll(set.data(), set.size(), &span, nullptr);
   if (ready < 0) std::ranges::for_each(set, [](pollfd& entry) { entry.revents = 0; });
-  const bool words =
-      std::any_of(set.begin() + static_cast<std::ptrdiff_t>(length) + 1, set.end(),
-                  [](const pollfd& entry) { return entry.revents != 0; });
+  const bool words = std::any_of(set.begin() + static_cast<std::ptrdiff_t>(length) + 1, set.end(),
+                                 [](const pollfd& entry) { return entry.revents != 0; });
   set.resize(length);
   if (words) listen();
 }

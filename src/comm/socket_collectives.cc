@@ -54,9 +54,7 @@ void SocketCommunicator::broadcast(void* data, std::size_t count, DType type, in
 // The root gives each of the others a share, which passes it on to the rest as it comes.
 void SocketCommunicator::relay(std::byte* data, std::size_t bytes, int root) {
   const std::size_t shares = n(size() - 1);
-  const auto begin_of = [&](int r) {
-    return bytes / shares * n((r - root - 1 + size()) % size());
-  };
+  const auto begin_of = [&](int r) { return bytes / shares * n((r - root - 1 + size()) % size()); };
   const auto bytes_to = [&](int r) {
     const bool last = (r + 1) % size() == root;
     return last ? bytes - begin_of(r) : bytes / shares;

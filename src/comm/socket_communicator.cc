@@ -112,8 +112,8 @@ void SocketCommunicator::check_call(int r) {
   const auto parts = theirs.subspan(head_words);
   CallHead head;
   std::memcpy(&head, theirs.data(), sizeof head);
-  const bool same_parts = !call_->received.empty() || call_->parts.empty() ||
-                          std::ranges::equal(call_->parts, parts);
+  const bool same_parts =
+      !call_->received.empty() || call_->parts.empty() || std::ranges::equal(call_->parts, parts);
   if (head != head_ || !same_parts)
     fail(str("rank ", r, " called ", comm::describe(head, parts),
              "; all ranks must make the same calls in the same order"));
@@ -177,8 +177,9 @@ void SocketCommunicator::fail(const std::string& cause) { fail(nullptr, cause); 
 
 // Broken from now on, and so are the peers: they cannot go on without this rank.
 void SocketCommunicator::fail(const Message* message, const std::string& cause) {
-  const std::string name = message ? describe(*message)
-                                   : comm::describe(head_, std::span(own_head_).subspan(head_words));
+  const std::string name = message
+                               ? describe(*message)
+                               : comm::describe(head_, std::span(own_head_).subspan(head_words));
   const std::string text = str(transport(), " group '", group(), "', rank ", rank(), " of ", size(),
                                ", ", name, ": ", cause);
   alarm_.raise(str("rank ", rank(), " failed: ", cause));

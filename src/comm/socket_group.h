@@ -26,8 +26,8 @@ struct SocketOptions {
   std::string secret;
   bool encrypt = false;
   // Alike on all ranks.
-  std::size_t chunk_bytes = 512 << 10;  // of all ranks, summed while the next travel; 128 or more
-  std::size_t eager_bytes = 64 << 10;   // of all ranks, up to which a sum takes one round
+  std::size_t chunk_bytes = 1 << 20;   // of all ranks, summed while the next travel; 128 or more
+  std::size_t eager_bytes = 64 << 10;  // of all ranks, up to which a sum takes one round
 };
 
 // A store of texts that all ranks reach. Calls come from the thread that joins.

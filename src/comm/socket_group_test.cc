@@ -97,8 +97,8 @@ struct Outcome {
   std::string text;  // what the rank returned, or "error: ..." of its WorldError
 };
 
-// body(communicator) on `size` forked processes. while_running(processes) comes before they are
-// waited for.
+// body(communicator) on `size` forked processes. while_running(processes) comes once all have
+// joined.
 std::vector<Outcome> run_processes(int size, const SocketOptions& options,
                                    const std::function<std::string(Communicator&)>& body,
                                    const std::function<void(std::vector<pid_t>)>& while_running) {
@@ -110,7 +110,9 @@ std::vector<Outcome> run_processes(int size, const SocketOptions& options,
       std::string text;
       try {
         FolderBoard board(folder.path());
-        text = body(*join_tcp(board, "test", rank, size, options));
+        const auto communicator = join_tcp(board, "test", rank, size, options);
+        board.set(str("joined ", rank), "");
+        text = body(*communicator);
       } catch (const std::exception& error) {
         text = str("error: ", error.what());
       }
@@ -119,6 +121,8 @@ std::vector<Outcome> run_processes(int size, const SocketOptions& options,
     }
     children.push_back(child);
   }
+  FolderBoard board(folder.path());
+  for (int rank = 0; rank < size; ++rank) board.get(str("joined ", rank), 60);
   while_running(children);
   std::vector<Outcome> outcomes;
   for (int rank = 0; rank < size; ++rank) {
@@ -139,8 +143,7 @@ void sum_for_ever(Communicator& c) {
 }  // namespace
 
 TEST_CASE("Conformance: tcp") {
-  for (const int size : {1, 2, 3, 7})
-    run_tcp(size, [](Communicator& c) { check_conformance(c); });
+  for (const int size : {1, 2, 3, 7}) run_tcp(size, [](Communicator& c) { check_conformance(c); });
 }
 
 TEST_CASE("Conformance: tcp, sealed") {
@@ -275,8 +278,9 @@ TEST_CASE("Ranks that call different operations are named, and the group stays b
     else
       c.broadcast(mine, 8, DType::f32, 1);
   });
-  CHECK_MESSAGE(has(order, "rank 1 called broadcast #2 (F32 x 8, root 1); all ranks must make the "
-                           "same calls in the same order"),
+  CHECK_MESSAGE(has(order,
+                    "rank 1 called broadcast #2 (F32 x 8, root 1); all ranks must make the "
+                    "same calls in the same order"),
                 order);
   const std::string count = failure_of(2, [&](Communicator& c) {
     std::vector<float> mine(10000);
@@ -342,9 +346,9 @@ TEST_CASE("abort() wakes who waits, here and at the peers, and tells them why") 
       throw;
     }
   });
-  for (const char* part :
-       {"rank 0 of 3, recv from rank 1 (1 bytes): had enough", "rank 1 of 3, barrier #2: had enough",
-        "rank 2 of 3, send to rank 0 (41943040 bytes): had enough"})
+  for (const char* part : {"rank 0 of 3, recv from rank 1 (1 bytes): had enough",
+                           "rank 1 of 3, barrier #2: had enough",
+                           "rank 2 of 3, send to rank 0 (41943040 bytes): had enough"})
     CHECK_MESSAGE(has(text, part), text);
 }
 

@@ -24,7 +24,7 @@ std::size_t n(int value) { return static_cast<std::size_t>(value); }
 
 constexpr double patience = 10;     // seconds that a connection may take to prove itself
 constexpr double pause = 0.05;      // seconds before a connection is tried again
-constexpr std::size_t crowd = 256;  // connections that are unproved at once
+constexpr std::size_t crowd = 256;  // strangers at once; one more, and the first has to go
 
 struct Addresses {
   addrinfo* first = nullptr;
@@ -219,26 +219,37 @@ class Meeting {
   void serve() {
     std::vector<pollfd> set;
     for (const Candidate& candidate : candidates_)
-      set.push_back({candidate.socket.get(),
-                     static_cast<short>(candidate.connecting ? POLLOUT : POLLIN), 0});
-    if (candidates_.size() < crowd) set.push_back({listener_.get(), POLLIN, 0});
+      set.push_back(
+          {candidate.socket.get(), static_cast<short>(candidate.connecting ? POLLOUT : POLLIN), 0});
+    set.push_back({listener_.get(), POLLIN, 0});
     poll(set.data(), set.size(), 20);
     const std::size_t present = candidates_.size();
     std::vector<bool> over(present);
     for (std::size_t i = 0; i < present; ++i) over[i] = !take_turn(candidates_[i], set[i].revents);
     for (std::size_t i = present; i-- > 0;)
       if (over[i]) candidates_.erase(candidates_.begin() + static_cast<std::ptrdiff_t>(i));
-    if (set.size() > present && set.back().revents != 0) accept_all();
+    if (set.back().revents != 0) accept_some();
   }
 
-  void accept_all() {
-    while (candidates_.size() < crowd) {
+  void accept_some() {
+    for (std::size_t i = 0; i < crowd; ++i) {
       Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (socket.get() < 0 && (errno == EMFILE || errno == ENFILE))
+        fail(str("cannot accept: ", errno_text()));
       if (socket.get() < 0) return;
       set_options(socket.get());
+      make_place();
       candidates_.push_back({std::move(socket), Handshake(hello_, options_.secret, false), -1, 0,
                              /*connecting=*/false, real_clock().now() + patience});
     }
+  }
+
+  void make_place() {
+    const auto came = [](const Candidate& candidate) { return candidate.peer < 0; };
+    if (static_cast<std::size_t>(std::ranges::count_if(candidates_, came)) <
+        crowd + n(size()) * lanes)
+      return;
+    candidates_.erase(std::ranges::find_if(candidates_, came));
   }
 
   // Whether the candidate remains one.

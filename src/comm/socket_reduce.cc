@@ -98,8 +98,7 @@ void SocketCommunicator::check_nodes(const ReductionPlan& plan, std::size_t node
 }
 
 void SocketCommunicator::sum(const Call& call, std::span<const void* const> nodes, void* out) {
-  Reduction reduction{
-      .nodes = nodes, .plan = *call.plan, .type = call.type, .reduce = call.reduce};
+  Reduction reduction{.nodes = nodes, .plan = *call.plan, .type = call.type, .reduce = call.reduce};
   cut(call, reduction);
   place(call, reduction, bytes_of(out));
   begin(call);
