@@ -182,7 +182,7 @@ void StageParameters::make_reducer() {
   const Compress& compress = options_.compress;
   if (compress.kind == "none" || !ranks_.data) return;
   TUTTI_ASSERT(options_.zero <= 1 && !options_.reproducible, "sums that are compressed");
-  if (compress.kind == "sign") optimizer_->freeze_after(compress.after);
+  if (compress.kind == "sign" && compress.after > 0) optimizer_->freeze_after(compress.after);
   Reducer::Setup setup{compress,     options_.seed,       pieces_,    {}, total_,
                        master_type_, ranks_.shards() > 1, ranks_.data};
   for (const BucketState& b : buckets_) setup.regions.push_back({b.bucket, b.cuts});
