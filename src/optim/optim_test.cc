@@ -318,6 +318,28 @@ TEST_CASE("optim: peers share muon's work, each matrix once, and all get the bit
   }
 }
 
+TEST_CASE("adamw: a second moment that is frozen stays, and updates are linear in the gradient") {
+  recipe::Optimizer recipe;
+  recipe.weight_decay = 0;
+  const auto after = [&](double scale) {
+    auto w = first_weights(torch::kDouble);
+    const auto optimizer = make_optimizer(recipe, two_segments(), w);
+    optimizer->freeze_after(2);
+    torch::Tensor variance, before;
+    for (std::int64_t step = 1; step <= 5; ++step) {
+      if (step == 3) variance = optimizer->state()[2].value.clone();
+      if (step == 5) before = w.clone();
+      optimizer->step(w, gradient_of(step, torch::kDouble), step, 0.01, step == 5 ? scale : 1);
+    }
+    CHECK(optimizer->state()[2].name == "optimizer.exp_avg_sq/w");
+    CHECK(optimizer->state()[2].value.equal(variance));
+    return w - before;
+  };
+  const auto none = after(0), one = after(1), two = after(2);
+  CHECK(distance(two - none, 2 * (one - none)) < 1e-12);
+  CHECK((one - none).abs().max().item<double>() > 1e-4);
+}
+
 TEST_CASE("optim: a peer lost in the middle of an update leaves weights and state as they were") {
   recipe::Optimizer muon;
   muon.name = "muon";

@@ -182,7 +182,7 @@ void StageParameters::make_reducer() {
   const Compress& compress = options_.compress;
   if (compress.kind == "none" || !ranks_.data) return;
   TUTTI_ASSERT(options_.zero <= 1 && !options_.reproducible, "sums that are compressed");
-  if (compress.kind == "sign") optimizer_->freeze_after(compress.after);
+  if (compress.kind == "sign" && compress.after > 0) optimizer_->freeze_after(compress.after);
   Reducer::Setup setup{compress,     options_.seed,       pieces_,    {}, total_,
                        master_type_, ranks_.shards() > 1, ranks_.data};
   for (const BucketState& b : buckets_) setup.regions.push_back({b.bucket, b.cuts});
@@ -410,10 +410,12 @@ std::vector<StageParameters::Held> StageParameters::unsent() const {
   if (!reducer_) return all;
   const std::string own = str("data.", ranks_.rank(), "/compress.error/");
   for (std::size_t p = 0; p < pieces_.size(); ++p)
-    all.push_back({own + pieces_[p].name, p, 0,
-                   reducer_->error().narrow(0, pieces_[p].offset, pieces_[p].size)});
+    if (!buckets_[bucket_of_[p]].alone)
+      all.push_back({own + pieces_[p].name, p, 0,
+                     reducer_->error().narrow(0, pieces_[p].offset, pieces_[p].size)});
   if (!reducer_->sum_error().defined()) return all;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    if (buckets_[i].alone) continue;
     const Part part = own_part(buckets_[i]);
     for (const Fragment& f :
          fragments_of(pieces_, buckets_[i].bucket, part.begin, part.begin + part.size))
@@ -425,7 +427,10 @@ std::vector<StageParameters::Held> StageParameters::unsent() const {
 }
 
 std::vector<Reducer::Factor> StageParameters::factors() const {
-  return reducer_ ? reducer_->factors() : std::vector<Reducer::Factor>();
+  if (!reducer_) return {};
+  std::vector<Reducer::Factor> all = reducer_->factors();
+  std::erase_if(all, [&](const Reducer::Factor& f) { return buckets_[bucket_of_[f.piece]].alone; });
+  return all;
 }
 
 StageParameters::Memory StageParameters::memory() const {

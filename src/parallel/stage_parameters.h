@@ -138,6 +138,7 @@ class StageParameters : public nn::GradSink {
   std::vector<Held> gradients() const;
   // What is sent later (parallel/reducer.h): "data.1/compress.error/<parameter>" of this data rank,
   // "compress.sum_error/<parameter>" of its part of the sum. Empty: nothing is compressed.
+  // Parameters of `alone` have none.
   std::vector<Held> unsent() const;
   std::vector<Reducer::Factor> factors() const;
 

@@ -129,8 +129,11 @@ RankMemory state_of(const Recipe& recipe, const Layout& layout, double count, do
   else  // a data rank adds up its own part for all, then a shard's replicas share theirs
     memory.gradients =
         count * 4 * (gradient_buffers(recipe, here * replicas) / replicas + 1 / ranks);
-  if (recipe.parallel.compress != "none" && layout.data > 1)
-    memory.gradients += count * 8;  // what was not sent, before and after the step
+  const std::string& compress = recipe.parallel.compress;
+  if (compress == "none" || layout.data == 1) return memory;
+  // What was not sent, before and after the step; of sums that are rounded again, the own part.
+  const bool again = stage == 0 && compress != "topk" && compress != "powersgd";
+  memory.gradients += count * 8 * (again ? 1 + 1.0 / layout.data : 1);
   return memory;
 }
 

@@ -175,6 +175,13 @@ TEST_CASE("memory: each ZeRO stage holds less, and as much less as it should") {
   r.parallel.zero = 1;
   CHECK(memory(r).optimizer == 12 * n / 4);  // the shard's fp32 beside all parameters
   CHECK(memory(r).gradients == 4 * n + n);
+  r.parallel.compress = "int8";
+  CHECK(memory(r).gradients == 13 * n);
+  r.parallel.zero = 0;
+  CHECK(memory(r).gradients == 14 * n);
+  r.parallel.compress = "topk";
+  CHECK(memory(r).gradients == 12 * n);
+  r.parallel.compress = "none";
   r.parallel.zero = 2;
   CHECK(memory(r).gradients == 2 * n);
   CHECK(memory(r).parameters == 4 * n);

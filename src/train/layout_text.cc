@@ -197,6 +197,7 @@ std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab,
   recipe.model = make_language_model(recipe, vocab)->config();
   recipe.model.from.clear();
   const plan::Layout layout = plan::make_layout(recipe);
+  recipe.parallel.compress_after = 0;  // the step that runs is one of those that compress
   const std::vector<Rank> ranks = run_ranks(recipe, layout, costs);
   std::string text;
   if (asked.parallel.islands > 1)
