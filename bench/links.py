@@ -34,9 +34,9 @@ TUTTI = {  # case: fields of the recipe
     "encrypted": {"parallel.encrypt": "on"},
     "bf16": {"parallel.compress": "bf16", **LOSSY},
     "int8": {"parallel.compress": "int8", **LOSSY},
-    "powersgd": {"parallel.compress": "powersgd", **LOSSY},
-    "topk": {"parallel.compress": "topk", **LOSSY},
-    "sign": {"parallel.compress": "sign", **LOSSY},
+    "powersgd": {"parallel.compress": "powersgd", "parallel.compress_after": 10, **LOSSY},
+    "topk": {"parallel.compress": "topk", "parallel.compress_after": 10, **LOSSY},
+    "sign": {"parallel.compress": "sign", "parallel.compress_after": 10, **LOSSY},
     "diloco": {"parallel.islands": 2, "parallel.local_steps": 50},
     "diloco int4": {"parallel.islands": 2, "parallel.local_steps": 50, "optimizer.outer_type": "int4"},
 }
