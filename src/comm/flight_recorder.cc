@@ -202,6 +202,8 @@ FlightLog read_flight(const fs::path& file) {
                                FlightHead::capacity * sizeof(FlightEntry);
   if (mapped.bytes().size() == size) take(head);
   if (head.magic != magic) throw WorldError(str(file.string(), ": is no flight recorder's file"));
+  if (head.rank < 0 || head.rank >= head.world || head.world > most_members)
+    throw WorldError(str(file.string(), ": is damaged: rank ", head.rank, " of ", head.world));
   FlightLog log;
   log.rank = head.rank, log.world = head.world, log.process = head.process, log.wall = head.wall;
   make_printable(head.host);

@@ -143,7 +143,10 @@ class Finder {
     std::ranges::sort(found_.to_blame);
     const bool failed = std::ranges::any_of(
         logs_, [](const FlightLog& log) { return log.state == Process::failed; });
-    found_.well = found_.waits.empty() && found_.to_blame.empty() && !failed;
+    for (int rank = 0; !logs_.empty() && rank < logs_[0].world; ++rank)
+      if (!log_of(rank)) found_.unrecorded.push_back(rank);
+    found_.well = found_.waits.empty() && found_.to_blame.empty() && !failed &&
+                  found_.unrecorded.empty();
   }
 
   const FlightLog* log_of(int rank) const {
@@ -232,6 +235,9 @@ class Finder {
     const bool failed = std::ranges::any_of(
         logs_, [](const FlightLog& log) { return log.state == Process::failed; });
     if (failed) text += str(text.empty() ? "" : "; ", "the ranks' own words are in logs/");
+    if (!found_.unrecorded.empty())
+      text += str(text.empty() ? found_.waits.empty() ? "nobody else waits; " : "" : "; ",
+                  ranks_text(found_.unrecorded), " left no record that can be read here");
     return text.empty() ? "all have come: the transport itself is slow or broken" : text;
   }
 

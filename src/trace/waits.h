@@ -33,9 +33,10 @@ struct Wait {
 struct Waits {
   std::vector<Wait> waits;
   std::vector<int> to_blame;  // ranks of the job
+  std::vector<int> unrecorded;  // ranks of the job whose files are not here, or are damaged
   bool circle = false;
   std::string text;  // every rank, then the verdict
-  bool well = true;  // nobody waits long, nobody is gone, nothing contradicts
+  bool well = true;  // nobody waits long, nobody is gone, nothing contradicts, all left a record
 };
 
 // Waits shorter than `patience` seconds are a job's daily life.

@@ -72,6 +72,13 @@ TEST_CASE("waits: a job that is well") {
   CHECK(job.says("nobody waits"));
 }
 
+TEST_CASE("waits: a rank without a record may be anything") {
+  Job job(3, 4);
+  job.logs.erase(job.logs.begin() + 1);
+  CHECK_FALSE(find_waits(job.logs).well);
+  CHECK(job.says("nobody else waits; rank 1 left no record that can be read here"));
+}
+
 TEST_CASE("waits: one has not come: it computes, is stopped, has ended") {
   for (const auto& [state, text] : {std::pair{Process::runs, "rank 1: it runs, and has not come"},
                                     {Process::stopped, "rank 1: it is STOPPED (kill -CONT 101"},

@@ -40,11 +40,11 @@ class BenchComm(RealRuns):
     def test_every_operation_of_two_and_three_ranks(self):
         before = meeting_places()
         for ranks in (2, 3):
-            profile = self.profile(ranks, "--sizes", "1kb,4kb,1mb")
+            profile = self.profile(ranks, "--sizes", "1kb,4kb,1mb", "--transports", "shm,tcp,gloo")
             tables = {(t["transport"], t["operation"], t["buffers"]): t for t in profile["tables"]}
             self.assertEqual(len(tables), len(profile["tables"]))
             expected = {(transport, operation, buffers) for operation in OPERATIONS
-                        for transport, buffers in (("shm", "shared"), ("shm", "ordinary"), ("gloo", "ordinary"))}
+                        for transport, buffers in (("shm", "shared"), ("shm", "ordinary"), ("tcp", "ordinary"), ("gloo", "ordinary"))}
             self.assertEqual(set(tables), expected - {("shm", "barrier", "ordinary")})
             for table in tables.values():
                 self.check_table(table, ranks, [1024, 4096, 1 << 20])
@@ -71,6 +71,24 @@ class BenchComm(RealRuns):
         profile = json.loads(self.read("profile.json"))
         self.assertEqual([t["operation"] for t in profile["tables"]], ["all_reduce", "all_reduce", "barrier"])
         self.assertEqual([p["bytes"] for p in profile["tables"][0]["points"]], [1024, 4096, 16384])
+
+    def test_a_profile_is_read(self):
+        self.tutti("bench", "comm", "--seconds", "0.01", "--sizes", "1kb..64kb", "--transports", "shm", "--out", "costs.json")
+        two = ["--set", "parallel.workers=2"]
+        show = self.tutti("layout", "show", "tiny.yaml", *two, "--profile", "costs.json").stdout
+        self.assertRegex(show, r"tree_all_reduce +\d+ +[\d.]+ \w+ +[\d.]+ [um]s\n")
+        self.assertRegex(show, r"by the profile \(shm\) the slowest rank's take [\d.]+ [um]s a step")
+        self.assertNotIn("by the profile", self.tutti("layout", "show", "tiny.yaml", *two).stdout)
+        self.train("run", "parallel.workers=2")
+        trace = self.tutti("trace", "run", "--profile", "costs.json").stdout
+        self.assertRegex(trace, r"attainable +share")
+        self.assertRegex(trace, r"tree_all_reduce .*/s +[\d.]+ \w+/s +[\d.]+%")
+        self.assertRegex(trace, r"moved data for [\d.]+%, hidden or not, and waited for later ranks for [\d.]+%")
+        for words, said in ((["--profile", "none.json"], "none.json"), (["--profile", "tiny.yaml"], "is no profile"),
+                            (["--profile", "costs.json", "--transport", "tcp"], "it has shm")):
+            for verb in (["layout", "show", "tiny.yaml", *two], ["trace", "run"]):
+                self.assertIn(said, self.tutti(*verb, *words, code=1 if "none" in said else 2).stderr)
+        self.assertIn("--profile", self.tutti("trace", "run", "--transport", "shm", code=2).stderr)
 
     def test_mistakes_are_named_all_at_once(self):
         got = self.tutti("bench", "comm", "--ranks", "99", "--transports", "shmm", "--operations", "all_redduce",

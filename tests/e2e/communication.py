@@ -127,11 +127,15 @@ class Communication(RealRuns):
         with open(self.path("four/events/rank-000.flight"), "r+b") as file:
             file.seek(12)
             file.write(b"\xff\xff\xff\x7f")  # a world of 2147483647 ranks
-        self.tutti("doctor", "run", "four", timeout=20)
+        damaged = self.tutti("doctor", "run", "four", timeout=20, code=1)
+        self.assertIn("rank 0 of 2147483647", damaged.stderr)
+        self.assertIn("rank 0 left no record that can be read here", damaged.stdout)
         self.resume("four", "duration=14 steps", "parallel.workers=1")
         self.assertIn("has no records", self.tutti("doctor", "run", "four", code=2).stderr)
         self.write("two/events/rank-001.flight", "something else")
-        self.assertIn("rank-001.flight", self.tutti("doctor", "run", "two", code=1).stderr)
+        foreign = self.tutti("doctor", "run", "two", code=1)
+        self.assertIn("rank-001.flight: is no flight recorder's file", foreign.stderr)
+        self.assertIn("rank 1 left no record that can be read here", foreign.stdout)
 
 
 if __name__ == "__main__":
