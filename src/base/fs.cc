@@ -45,7 +45,9 @@ void write_beside(const fs::path& path, std::span<const std::string_view> parts,
   fs::path beside = path;
   beside += str(".tmp-", ::getpid());
   try {
-    const Descriptor file(beside, O_WRONLY | O_CREAT | O_TRUNC, "write", mode);
+    // Never into what lies there: it may be a link, or another's, who could read what is private.
+    ::unlink(beside.c_str());
+    const Descriptor file(beside, O_WRONLY | O_CREAT | O_EXCL, "write", mode);
     for (const std::string_view part : parts) write_all(file.get(), part, path);
     if (::fsync(file.get()) != 0)
       throw WorldError(str("cannot make ", path.string(), " durable: ", errno_text()));

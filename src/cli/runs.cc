@@ -130,6 +130,7 @@ int join_run(const fs::path& folder, int host, const std::string& address, doubl
     throw ConfigError(
         {{"--host", "", str(host),
           str("must be 1 to ", sign.hosts - 1, ": the run has ", sign.hosts, " hosts"), ""}});
+  const launch::HostClaim claim(sign, host);
   const launch::Job job = job_of(run, sign, host, address);
   std::cerr << "host " << host << " of " << sign.hosts << ": ranks " << job.first_rank << " to "
             << job.first_rank + job.workers - 1 << " of " << sign.workers << "\n";

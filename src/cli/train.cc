@@ -74,16 +74,20 @@ void learn_tokenizer(recipe::Data& data, const events::RunFolder& run, Show show
 }
 
 // Before anything is written. `wrong`: as a recipe's.
-void check_hosts(const Options& options, std::int64_t workers) {
+void check_hosts(const Options& options, const recipe::Parallel& parallel) {
   const Hosts& hosts = options.hosts;
   if (hosts.hosts == 1) return;
   std::vector<Violation> wrong;
   if (hosts.address.empty())
     wrong.push_back({"--address", "", "", "must be given with --hosts",
                      "the address by which the other hosts reach this one"});
-  if (workers % hosts.hosts != 0)
+  if (parallel.workers % hosts.hosts != 0)
     wrong.push_back({"--hosts", "", str(hosts.hosts),
-                     str("must divide parallel.workers = ", workers), "--workers sets them"});
+                     str("must divide parallel.workers = ", parallel.workers),
+                     "--workers sets them"});
+  if (parallel.transport == "shm")
+    wrong.push_back({"parallel.transport", "", "shm", "joins the ranks of one host alone",
+                     "auto goes through memory within hosts and TCP between them"});
   if (!wrong.empty()) throw ConfigError(wrong);
 }
 
@@ -93,7 +97,7 @@ int train(const Options& options) {
     throw ConfigError(
         {{"RECIPE", "", options.recipe, "does not exist", "recipes/shakespeare.yaml is one"}});
   recipe::Recipe recipe = read_recipe(options.recipe, options, false);
-  check_hosts(options, recipe.parallel.workers);
+  check_hosts(options, recipe.parallel);
   recipe::resolve(recipe, launch::usable_cores() * options.hosts.hosts);
   choose_micro_batch(recipe, options.show() == Show::automatic);
   const auto run =
@@ -141,7 +145,7 @@ int resume(const std::string& folder, const Options& options) {
   }
   if (!wrong.empty()) throw ConfigError(wrong);
   recipe::Recipe recipe = read_resumed(run.recipe(), options);
-  check_hosts(options, recipe.parallel.workers);
+  check_hosts(options, recipe.parallel);
   recipe::resolve(recipe, launch::usable_cores() * options.hosts.hosts);
   write_file(run.recipe(), recipe::to_yaml(recipe));
   for (const std::string& refused : checkpoint::latest(run.checkpoints()).refused)

@@ -1,9 +1,11 @@
 #include "collective/hosts.h"
 
 #include <algorithm>
+#include <charconv>
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "collective/store_meeting.h"
 #include "comm/hierarchy.h"
@@ -32,8 +34,17 @@ std::vector<std::int64_t> tell_hosts(const GroupOptions& options, const StorePtr
   const auto key = [&](int rank) { return str(options.name, "/host/", rank); };
   board.set(key(options.rank), str(*options.here));
   std::vector<std::int64_t> hosts;
-  for (int r = 0; r < options.size; ++r)
-    hosts.push_back(std::stoll(board.get(key(r), options.timeout)));
+  const double deadline = real_clock().now() + options.timeout;
+  for (int r = 0; r < options.size; ++r) {
+    const std::string text = board.get(key(r), std::max(0.001, deadline - real_clock().now()));
+    std::int64_t host = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), host);
+    if (error != std::errc() || end != text.data() + text.size())
+      throw WorldError(str("group '", options.group, "', rank ", options.rank, " of ", options.size,
+                           ": rank ", r, " does not say which host it is on: the store at ",
+                           options.host, ":", options.port, " was changed by another"));
+    hosts.push_back(host);
+  }
   return hosts;
 }
 

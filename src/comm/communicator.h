@@ -6,7 +6,8 @@
 //   Threads    One collective at a time per communicator, and beside it one send a receiver and one
 //              recv a sender.
 //   Deadline   A call that waits longer than `timeout` throws WorldError, which names rank, group,
-//              operation, sequence number and the peers that did not come.
+//              operation, sequence number and the peers that did not come. Over TCP the time
+//              begins anew with each byte that moves.
 //   Failure    After a WorldError the group is broken on this rank: buffers hold unspecified
 //              values, each later call throws at once, and the peers' calls soon throw too.
 //   Bits       Sums and products are made along reduction_tree.h's tree over the ranks,

@@ -77,6 +77,7 @@ class Hierarchy : public Communicator {
   }
 
   void broadcast(void* data, std::size_t count, DType type, int root) override {
+    TUTTI_ASSERT(0 <= root && root < size(), "root ", root);
     run([&] {
       const int from = host_of(root);
       if (host_ == from) local().broadcast(data, count, type, root - first_[n(from)]);
@@ -200,17 +201,23 @@ class Hierarchy : public Communicator {
   }
 
   void send(const void* data, std::size_t bytes, int to) override {
-    if (host_of(to) == host_)
-      local().send(data, bytes, to - first_[n(host_)]);
-    else
-      all().send(data, bytes, to);
+    TUTTI_ASSERT(0 <= to && to < size() && to != rank(), "send to ", to);
+    run([&] {
+      if (host_of(to) == host_)
+        local().send(data, bytes, to - first_[n(host_)]);
+      else
+        all().send(data, bytes, to);
+    });
   }
 
   void recv(void* data, std::size_t bytes, int from) override {
-    if (host_of(from) == host_)
-      local().recv(data, bytes, from - first_[n(host_)]);
-    else
-      all().recv(data, bytes, from);
+    TUTTI_ASSERT(0 <= from && from < size() && from != rank(), "recv from ", from);
+    run([&] {
+      if (host_of(from) == host_)
+        local().recv(data, bytes, from - first_[n(host_)]);
+      else
+        all().recv(data, bytes, from);
+    });
   }
 
  private:

@@ -109,3 +109,22 @@ TEST_CASE("a level that fails takes the others with it") {
     CHECK(failure.find(str("rank ", rank, ": ")) != std::string::npos);
   CHECK(failure.find("rank 3 failed") != std::string::npos);
 }
+
+TEST_CASE("a message that fails takes the collectives with it, and keeps the timeout set") {
+  auto ranks = make_levels({2, 2});
+  std::vector<std::string> failures(4);
+  testing::run_members(ranks, [&](int rank, Communicator& c) {
+    try {
+      float number = 1;
+      c.set_timeout(rank == 0 ? 0.3 : 20);
+      if (rank == 0) c.recv(&number, sizeof number, 2);  // which does not send
+      c.barrier();
+    } catch (const WorldError& error) {
+      failures[static_cast<std::size_t>(rank)] = error.what();
+    }
+  });
+  CHECK(failures[0].find("0.3 s") != std::string::npos);
+  for (const int rank : {1, 2, 3})
+    CHECK(failures[static_cast<std::size_t>(rank)].find("20 s") == std::string::npos);
+  for (const std::string& failure : failures) CHECK(failure != "");
+}

@@ -128,7 +128,7 @@ struct Handshake::State {
   Hello mine;
   std::string secret;
   bool connects;
-  PrivateKey own = make_key();
+  PrivateKey own;  // of a listener: once the connector has said what it wants
   Step step = awaits_hello;
   Hello theirs{};
   std::string transcript;
@@ -138,11 +138,16 @@ struct Handshake::State {
       : mine(hello), secret(text), connects(connecting) {
     std::memcpy(mine.magic, magic, sizeof magic);
     mine.version = version;
-    mine.key = public_part(own);
+    if (connects) draw_key();
   }
   ~State() {
     OPENSSL_cleanse(secret.data(), secret.size());
     OPENSSL_cleanse(keys.data(), sizeof keys);
+  }
+
+  void draw_key() {
+    own = make_key();
+    mine.key = public_part(own);
   }
 
   std::string proof_of(Use use) const { return mac(keys[use], transcript); }
@@ -159,13 +164,14 @@ struct Handshake::State {
     if (!connects) {
       mine.lane = theirs.lane;
       mine.to = theirs.from;
+      draw_key();
     }
     derive();
   }
 
   // Both hellos are bound into keys and proofs, which so hold for this connection alone.
   void derive() {
-    const Key point = shared_point(own, theirs.key);
+    Key point = shared_point(own, theirs.key);
     std::string input(reinterpret_cast<const char*>(point.data()), point.size());
     input += secret;
     transcript = "tutti wire 1";
@@ -173,6 +179,7 @@ struct Handshake::State {
     transcript += bytes_of(connects ? theirs : mine);
     hkdf(input, transcript, {keys[0].data(), sizeof keys});
     OPENSSL_cleanse(input.data(), input.size());
+    OPENSSL_cleanse(point.data(), point.size());
   }
 
   std::string take_as_connector(std::string_view message) {

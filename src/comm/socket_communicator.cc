@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -56,8 +57,8 @@ void SocketCommunicator::begin(const Call& call) {
            .reduce = static_cast<std::int32_t>(call.reduce),
            .root = call.root};
   std::memcpy(own_head_.data(), &head_, sizeof head_);
-  std::ranges::copy(call.parts, own_head_.begin() + head_words);
-  started_ = real_clock().now();
+  std::fill(std::ranges::copy(call.parts, own_head_.begin() + head_words).out, own_head_.end(), 0);
+  last_moved_ = real_clock().now();
   if (alarm_.raised()) fail(alarm_.reason());
   const std::size_t bytes = own_head_.size() * sizeof(std::uint64_t);
   each_peer([&](int r) {
@@ -122,8 +123,17 @@ void SocketCommunicator::check_call(int r) {
              call_->received[n(r)], " are expected"));
 }
 
+// Seconds left: a slow wire is not a lost peer, so they begin anew with whatever moves.
+double SocketCommunicator::deadline() {
+  const double now = real_clock().now();
+  std::size_t moved = 0;
+  each_peer([&](int r) { moved += link(r).given() + link(r).taken(); });
+  if (std::exchange(moved_, moved) != moved) last_moved_ = now;
+  return last_moved_ + timeout() - now;
+}
+
 void SocketCommunicator::wait() {
-  const double left = started_ + timeout() - real_clock().now();
+  const double left = deadline();
   if (left <= 0) fail(late());
   polled_.clear();
   polled_peers_.clear();

@@ -128,6 +128,7 @@ class SocketCommunicator : public Communicator {
   Link& link(int peer) const { return peers_[static_cast<std::size_t>(peer)]->link; }
   bool move(int peer);
   void check_call(int peer);
+  double deadline();
   void wait();
   [[noreturn]] void end();
   std::string late() const;
@@ -162,7 +163,8 @@ class SocketCommunicator : public Communicator {
   const Call* call_ = nullptr;
   CallHead head_{};
   std::uint64_t sequence_ = 0;
-  double started_ = 0;
+  std::size_t moved_ = 0;  // bytes ever, both ways
+  double last_moved_ = 0;
   std::string broken_;
   std::vector<std::uint64_t> own_head_, peer_heads_;  // a CallHead and a part a rank
   std::vector<pollfd> polled_;

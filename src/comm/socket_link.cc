@@ -70,9 +70,10 @@ void Link::push() {
 
 std::size_t Link::give(const msghdr& message) {
   const ssize_t sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent >= 0) return static_cast<std::size_t>(sent);
-  if (would_block()) return 0;
-  throw lost();
+  if (sent < 0 && !would_block()) throw lost();
+  const std::size_t bytes = sent < 0 ? 0 : static_cast<std::size_t>(sent);
+  given_ += bytes;
+  return bytes;
 }
 
 // Whether there is reason to try again at once.
@@ -131,10 +132,11 @@ bool Link::pull_plain() {
 
 std::size_t Link::take(msghdr& message) {
   const ssize_t got = recvmsg(socket_.get(), &message, MSG_DONTWAIT);
-  if (got > 0) return static_cast<std::size_t>(got);
   if (got == 0) throw closed();
-  if (!would_block()) throw lost();
-  return 0;
+  if (got < 0 && !would_block()) throw lost();
+  const std::size_t bytes = got < 0 ? 0 : static_cast<std::size_t>(got);
+  taken_ += bytes;
+  return bytes;
 }
 
 bool Link::pull_sealed() {

@@ -82,6 +82,9 @@ class Link {
   std::size_t received() const { return received_; }
   bool receiving() const { return received_ < awaited_; }
   std::size_t awaited_pieces() const { return in_.count(); }
+  // Bytes that have passed the socket, in each direction.
+  std::size_t given() const { return given_; }
+  std::size_t taken() const { return taken_; }
 
  private:
   bool push_plain();
@@ -97,6 +100,7 @@ class Link {
   Descriptor socket_;
   Pieces out_, in_;
   std::size_t awaited_ = 0, received_ = 0;
+  std::size_t given_ = 0, taken_ = 0;
 
   std::unique_ptr<Sealer> sealer_;
   std::vector<std::byte> sealed_;  // records on their way out

@@ -234,8 +234,11 @@ class Meeting {
   void accept_some() {
     for (std::size_t i = 0; i < crowd; ++i) {
       Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket.get() < 0 && (errno == EMFILE || errno == ENFILE))
-        fail(str("cannot accept: ", errno_text()));
+      if (socket.get() < 0 && (errno == EMFILE || errno == ENFILE)) {
+        refusal_ = str("cannot accept more: ", errno_text());
+        if (!drop_first_stranger()) real_clock().sleep(pause);
+        return;
+      }
       if (socket.get() < 0) return;
       set_options(socket.get());
       make_place();
@@ -249,7 +252,14 @@ class Meeting {
     if (static_cast<std::size_t>(std::ranges::count_if(candidates_, came)) <
         crowd + n(size()) * lanes)
       return;
-    candidates_.erase(std::ranges::find_if(candidates_, came));
+    drop_first_stranger();
+  }
+
+  bool drop_first_stranger() {
+    const auto first = std::ranges::find(candidates_, -1, &Candidate::peer);
+    if (first == candidates_.end()) return false;
+    candidates_.erase(first);
+    return true;
   }
 
   // Whether the candidate remains one.

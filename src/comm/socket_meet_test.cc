@@ -3,15 +3,20 @@
 #include <doctest/doctest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/conformance.h"
 #include "comm/socket_group.h"
@@ -269,6 +274,79 @@ TEST_CASE("Meeting over tcp: strangers of all kinds harm nobody") {
   first.join();
   CHECK(texts[0] == "good");
   CHECK(texts[1] == "good");
+}
+
+TEST_CASE("Meeting over tcp: strangers that take up all descriptors have to go") {
+  int orders[2], answers[2];
+  REQUIRE(pipe(orders) == 0);
+  REQUIRE(pipe(answers) == 0);
+  const pid_t crowd = fork();
+  if (crowd == 0) {
+    int port = 0;
+    if (read(orders[0], &port, sizeof port) != sizeof port) _exit(1);
+    std::vector<Descriptor> strangers;
+    for (int i = 0; i < 200; ++i) strangers.push_back(connect_to(port));
+    if (write(answers[1], &port, 1) != 1) _exit(1);
+    pause();
+  }
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const Descriptor next(dup(orders[0]));
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(next.get()) + 40;
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  MemoryBoard board;
+  Texts texts(2);
+  const auto join = [&](int rank) {
+    try {
+      const auto c = join_tcp(board, "test", rank, 2, secret_options());
+      sum_once(*c);
+      texts[static_cast<std::size_t>(rank)] = "good";
+    } catch (const std::exception& error) {
+      texts[static_cast<std::size_t>(rank)] = error.what();
+    }
+  };
+  std::thread first([&] { join(0); });
+  const int port = port_of(board.get("tutti/tcp/test/0", 10));
+  char answer = 0;
+  CHECK(write(orders[1], &port, sizeof port) == sizeof port);
+  CHECK(read(answers[0], &answer, 1) == 1);
+  join(1);
+  first.join();
+  setrlimit(RLIMIT_NOFILE, &before);
+  kill(crowd, SIGKILL);
+  waitpid(crowd, nullptr, 0);
+  for (const int end : {orders[0], orders[1], answers[0], answers[1]}) close(end);
+  CHECK(texts == Texts{"good", "good"});
+}
+
+// 4 KiB each 40 ms, once the ranks have met: a call of 160 KiB takes 1.6 s.
+TEST_CASE("A slow wire is not a lost peer: the deadline begins anew with what moves") {
+  constexpr std::size_t bytes = 160 << 10;
+  constexpr double timeout = 0.5;
+  MemoryBoard board;
+  Proxy proxy([](int, bool, std::size_t offset, char byte) {
+    if (offset % 4096 == 4095) std::this_thread::sleep_for(std::chrono::milliseconds(40));
+    return byte;
+  });
+  MisleadingBoard misleading(board, proxy);
+  const Texts texts =
+      run_all({&board, &misleading}, {secret_options(), secret_options()}, [&](Communicator& c) {
+        std::vector<std::uint8_t> data(bytes, static_cast<std::uint8_t>(c.rank()));
+        if (c.rank() == 1) c.set_timeout(timeout);  // rank 0 has sent all long before it has come
+        const double start = real_clock().now();
+        c.broadcast(data.data(), bytes, DType::u8, 0);
+        if (c.rank() == 0)
+          c.send(data.data(), bytes, 1);
+        else
+          c.recv(data.data(), bytes, 0);
+        const double seconds = real_clock().now() - start;
+        c.set_timeout(30);
+        c.barrier();
+        if (data != std::vector<std::uint8_t>(bytes, 0)) throw WorldError("other bytes");
+        if (c.rank() == 1 && seconds < 4 * timeout) throw WorldError(str("only ", seconds, " s"));
+      });
+  for (const std::string& text : texts) CHECK(text == "good");
 }
 
 TEST_CASE("What is sealed and changed on the way is refused; what is not changed passes") {

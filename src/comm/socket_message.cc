@@ -1,5 +1,7 @@
 // Messages between two ranks: a length and the bytes. They touch nothing of a collective's state,
 // so that both may run.
+#include <utility>
+
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/socket_communicator.h"
@@ -11,12 +13,16 @@ template <class Moves>
 void SocketCommunicator::run_message(const Message& message, short event, std::vector<pollfd>& set,
                                      Moves moves) {
   const Link& link = messages_[static_cast<std::size_t>(message.peer)]->link;
-  const double started = real_clock().now();
+  const auto bytes = [&] { return message.to ? link.given() : link.taken(); };
+  double last_moved = real_clock().now();
+  std::size_t moved = bytes();
   try {
     for (;;) {
       if (alarm_.raised()) fail(&message, alarm_.reason());
       if (moves()) return;
-      const double left = started + timeout() - real_clock().now();
+      const double now = real_clock().now();
+      if (std::exchange(moved, bytes()) != bytes()) last_moved = now;
+      const double left = last_moved + timeout() - now;
       if (left <= 0)
         fail(&message, str("rank ", message.peer, " did not come within ", timeout(), " s"));
       set.assign(1, {link.socket(), event, 0});

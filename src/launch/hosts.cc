@@ -1,6 +1,8 @@
 #include "launch/hosts.h"
 
+#include <fcntl.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <optional>
 #include <utility>
@@ -9,6 +11,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json.h"
+#include "base/log.h"
 
 namespace tutti::launch {
 namespace {
@@ -54,7 +57,14 @@ HostsMeeting::~HostsMeeting() {
 }
 
 void HostsMeeting::beat() {
-  if (real_clock().now() - written_ >= beat_seconds) write();
+  if (real_clock().now() - written_ < beat_seconds) return;
+  try {
+    write();
+    silent_ = false;
+  } catch (const WorldError& error) {  // a run that has met can do without
+    if (!std::exchange(silent_, true))
+      log_warning(str(error.what(), "; hosts that have not joined yet will not find this one"));
+  }
 }
 
 void HostsMeeting::write() {
@@ -66,6 +76,19 @@ void HostsMeeting::write() {
                          {"resume", sign_.resume},
                          {"beats", ++beats_}}
                         .dump());
+}
+
+HostClaim::HostClaim(const HostsSign& sign, int host) : file_(sign.folder / str("host-", host)) {
+  const int file = ::open(file_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (file < 0 && errno == EEXIST)
+    throw ConfigError({{"--host", "", str(host), "has joined already", "give each host its own"}});
+  if (file < 0) throw WorldError(str("cannot write ", file_.string(), ": ", errno_text()));
+  ::close(file);
+}
+
+HostClaim::~HostClaim() {
+  std::error_code ignored;
+  fs::remove(file_, ignored);
 }
 
 HostsSign await_hosts(const fs::path& run, double timeout, const std::function<bool()>& stop) {

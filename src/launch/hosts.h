@@ -26,7 +26,7 @@ class HostsMeeting {
   HostsMeeting(const HostsMeeting&) = delete;
   HostsMeeting& operator=(const HostsMeeting&) = delete;
   const fs::path& folder() const { return sign_.folder; }
-  // Call often: at most once a second it writes.
+  // Call often: at most once a second it writes. A disk that fails is told once and ends nothing.
   void beat();
 
  private:
@@ -36,6 +36,19 @@ class HostsMeeting {
   HostsSign sign_;
   std::uint64_t beats_ = 0;
   double written_ = 0;
+  bool silent_ = false;  // the last beat could not be written
+};
+
+// A host's place in the run while it lives. ConfigError if another process has it.
+class HostClaim {
+ public:
+  HostClaim(const HostsSign& sign, int host);
+  ~HostClaim();
+  HostClaim(const HostClaim&) = delete;
+  HostClaim& operator=(const HostClaim&) = delete;
+
+ private:
+  fs::path file_;
 };
 
 // Waits for a sign that lives. WorldError after `timeout` seconds without one, or when `stop()`.

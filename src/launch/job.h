@@ -38,7 +38,7 @@ struct Outcome {
   int exit_code = 0;         // 0, 1, 2, 70 or 130: see error.h
   int failed_rank = -1;      // whose failure decided
   std::string reason;        // "rank 1: killed by signal 9 (Killed)"; empty if all went well
-  bool interrupted = false;  // SIGINT or SIGTERM reached us
+  bool interrupted = false;  // SIGINT or SIGTERM reached us, or another host
 };
 
 }  // namespace tutti::launch

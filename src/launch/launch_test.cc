@@ -165,6 +165,22 @@ TEST_CASE("SIGINT and SIGTERM: one SIGTERM to each worker, they save, 130") {
   }
 }
 
+TEST_CASE("interrupted on another host: the ranks that stop with it are no failure") {
+  Bench bench(
+      "trap 'sleep 0.6; echo saved; exit 130' TERM; echo $$ > $DIR/pid$TUTTI_RANK; "
+      "[ $TUTTI_RANK = 2 ] && { until [ -s $DIR/pid3 ]; do sleep 0.02; done; exit 130; }; "
+      "while :; do sleep 0.02; done");
+  bench.job.first_rank = 2;
+  bench.job.world = 4;
+  bench.job.grace = 0.1;  // for a failure's
+  const Outcome outcome = bench.run();
+  CHECK(outcome.exit_code == 130);
+  CHECK(outcome.interrupted);
+  CHECK(outcome.failed_rank == -1);
+  CHECK(bench.log(3) == "saved\n");
+  CHECK(bench.said_part("interrupted on another host"));
+}
+
 TEST_CASE("a second signal kills; so does the end of the interrupt's grace") {
   Bench bench("trap '' TERM; echo $$ > $DIR/pid$TUTTI_RANK; while :; do sleep 0.02; done");
   bool twice = false;

@@ -105,7 +105,7 @@ class Run {
       enforce_deadline();
       if (hooks_.tick) hooks_.tick();
     }
-    if (outcome_.interrupted && outcome_.exit_code == exit_ok && any_interrupted_) {
+    if (outcome_.exit_code == exit_ok && any_interrupted_) {
       outcome_.exit_code = exit_interrupted;
     }
     return outcome_;
@@ -145,6 +145,11 @@ class Run {
       if (!worker.end) continue;
       log_debug(str("rank ", worker.rank, ": ", to_text(*worker.end)));
       if (killing_ || failed_) continue;
+      if (interrupted_elsewhere(*worker.end)) {
+        outcome_.interrupted = true;
+        say("interrupted on another host: the workers save and end");
+        stop_all(job_.interrupt_grace);
+      }
       if (was_interrupted(*worker.end)) {
         any_interrupted_ = true;
       } else if (!worker.end->ok()) {
@@ -170,6 +175,11 @@ class Run {
     return outcome_.interrupted && (end.code == exit_interrupted || end.signal == SIGTERM);
   }
 
+  // The ranks of all hosts stop together, and a worker of this one may be the first to end.
+  bool interrupted_elsewhere(const ProcessEnd& end) const {
+    return job_.world > job_.workers && !outcome_.interrupted && end.code == exit_interrupted;
+  }
+
   void fail(const Worker& worker) {
     failed_ = true;
     outcome_.exit_code = exit_code_of(*worker.end);
@@ -186,7 +196,7 @@ class Run {
   void take_signals() {
     const int count = signals_.count();
     if (count == signals_seen_) return;
-    const bool first = !outcome_.interrupted;
+    const bool first = signals_seen_ == 0;
     signals_seen_ = count;
     outcome_.interrupted = true;
     if (!first || count > 1) {

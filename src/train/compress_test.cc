@@ -225,6 +225,40 @@ TEST_CASE("compressed training goes on with other data ranks, another policy or 
   }
 }
 
+// Of each parameter, of ranks and of the sum together.
+std::map<std::string, torch::Tensor> unsent_in_all(const Run& run) {
+  std::map<std::string, torch::Tensor> sums;
+  for (const auto& [name, value] : run.state) {
+    const std::size_t error = name.find("error/");
+    if (error == std::string::npos) continue;
+    const std::string parameter = name.substr(error + 6);
+    sums[parameter] = sums.contains(parameter) ? sums[parameter] + value : value;
+  }
+  return sums;
+}
+
+TEST_CASE("compressed sums: what zero 0 has not sent of the sum is sent by zero 1, and back") {
+  for (const std::string kind : {"int8", "sign"})
+    for (const int zero : {0, 1}) {
+      CAPTURE(kind);
+      CAPTURE(zero);
+      const TempFolder folder;
+      recipe::Recipe recipe = compressing(kind, 4);
+      recipe.parallel.zero = zero;
+      recipe.parallel.compress_after = 0;
+      recipe.optimizer.name = "sgd";
+      const Run before = train(recipe, torch::kDouble, {.count = 3, .save = folder.path()});
+      recipe.parallel.zero = 1 - zero;
+      recipe.parallel.workers = 2;
+      const Run after =
+          train(recipe, torch::kDouble, {.first = 3, .count = 0, .load = folder.path()});
+      const auto was = unsent_in_all(before), is = unsent_in_all(after);
+      CHECK(is.size() == was.size());
+      for (const auto& [name, value] : is)
+        CHECK_MESSAGE(value.allclose(was.at(name), 0, 1e-12), name);
+    }
+}
+
 TEST_CASE("compressed sums begin after plain ones") {
   for (const std::string kind : kinds) {
     CAPTURE(kind);

@@ -1,6 +1,7 @@
 #include "train/engine_state.h"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <set>
 
@@ -43,7 +44,10 @@ struct OfRank {
 OfRank of_rank(const std::string& name) {
   const std::size_t slash = name.find('/');
   if (!name.starts_with("data.") || slash == std::string::npos) return {-1, name};
-  return {std::stoll(name.substr(5, slash - 5)), name.substr(slash + 1)};
+  std::int64_t rank = -1;
+  const auto [end, error] = std::from_chars(name.data() + 5, name.data() + slash, rank);
+  if (error != std::errc() || end != name.data() + slash || rank < 0) return {-1, name};
+  return {rank, name.substr(slash + 1)};
 }
 
 // What sums over data ranks carry along (parallel/reducer.h): other layouts do without it.
@@ -69,39 +73,58 @@ std::vector<checkpoint::Loader::Expected> expected_of(
 }
 
 // What the checkpoint has of the sums' state. What data ranks have not sent is an addend: of
-// r ranks, rank i takes over what i, i + r, i + 2r.. had, so that nothing is lost. What the
-// checkpoint has not, or in another shape, is as at the start.
+// r ranks, rank i takes over what i, i + r, i + 2r.. had, so that nothing is lost; and rank 0 what
+// was not sent of the sum, where the layout keeps no such thing. What the checkpoint has not, or of
+// another shape or type, is as at the start.
 class SumsReader {
  public:
   SumsReader(const checkpoint::Loader& loader, const std::vector<parallel::StateTensor>& state)
       : loader_(loader) {
-    for (const parallel::StateTensor& tensor : state)
+    for (const parallel::StateTensor& tensor : state) {
       ranks_ = std::max(ranks_, of_rank(tensor.name).rank + 1);
+      keeps_sum_error_ |= tensor.name.starts_with(of_sum);
+    }
     for (const checkpoint::Entry& entry : loader.manifest().entries)
-      if (of_sums(entry.name)) stored_[entry.name] = entry.shape;
+      if (of_sums(entry.name)) stored_[entry.name] = &entry;
   }
 
   void read(const parallel::StateTensor& tensor) const {
     const OfRank own = of_rank(tensor.name);
     if (own.rank < 0) {
       const auto found = stored_.find(tensor.name);
-      if (found != stored_.end() && found->second == tensor.global_shape())
+      if (found != stored_.end() && fits(*found->second, tensor))
         loader_.read(tensor.name, tensor.place(), bytes_of(tensor.value));
       return;
     }
     torch::Tensor sum = tensor.value.zero_(), part = torch::empty_like(sum);
-    for (const auto& one : stored_)
-      if (const OfRank other = of_rank(one.first);
-          other.rank >= 0 && other.rank % ranks_ == own.rank && other.rest == own.rest) {
-        loader_.read(one.first, tensor.place(), bytes_of(part));
+    for (const auto& [name, entry] : stored_)
+      if (fits(*entry, tensor) && is_addend(name, own)) {
+        loader_.read(name, tensor.place(), bytes_of(part));
         sum.add_(part);
       }
   }
 
  private:
+  static constexpr const char* of_a_rank = "compress.error/";
+  static constexpr const char* of_sum = "compress.sum_error/";
+
+  static bool fits(const checkpoint::Entry& entry, const parallel::StateTensor& tensor) {
+    return entry.shape == tensor.global_shape() &&
+           entry.dtype == collective::to_dtype(tensor.value.scalar_type());
+  }
+
+  bool is_addend(const std::string& name, const OfRank& own) const {
+    const OfRank other = of_rank(name);
+    if (other.rank >= 0) return other.rank % ranks_ == own.rank && other.rest == own.rest;
+    const std::string of_parameter = own.rest.substr(own.rest.find('/') + 1);
+    return !keeps_sum_error_ && own.rank == 0 && own.rest.starts_with(of_a_rank) &&
+           name == of_sum + of_parameter;
+  }
+
   const checkpoint::Loader& loader_;
   std::int64_t ranks_ = 1;
-  std::map<std::string, std::vector<std::int64_t>> stored_;
+  bool keeps_sum_error_ = false;  // some rank of this layout
+  std::map<std::string, const checkpoint::Entry*> stored_;
 };
 
 }  // namespace

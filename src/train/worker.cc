@@ -85,6 +85,19 @@ std::string await_store(const Worker& worker, double timeout) {
   return read_file(file);
 }
 
+void forget_store(const Worker& worker) {
+  std::error_code none;
+  fs::remove(store_file(worker), none);
+}
+
+// Hosts may see the folder where they meet under different paths; its own name is unique.
+std::string name_of_world(const Worker& worker) {
+  if (worker.rendezvous.empty()) return str("tutti-", ::getpid());
+  const fs::path place = worker.rendezvous;
+  const bool here = worker.local_size == worker.world_size;
+  return str(here ? place.string() : place.filename().string(), "/world");
+}
+
 }  // namespace
 
 Worker worker_from_environment(const fs::path& folder, bool resume) {
@@ -138,12 +151,12 @@ std::shared_ptr<collective::Group> open_group(const Worker& worker,
   collective::GroupOptions options;
   options.transport = parallel.transport;
   options.encrypt = parallel.encrypt;
-  options.name =
-      worker.rendezvous.empty() ? str("tutti-", ::getpid()) : worker.rendezvous + "/world";
+  options.name = name_of_world(worker);
   options.group = "world";
   options.timeout = parallel.timeout;
   find_peers(worker, options);
   auto group = collective::make_group(options);
+  if (worker.rank == 0 && options.publish) forget_store(worker);  // all have it, or never will
   if (worker.rank == 0 && !worker.folder.empty()) forget_flights(worker);
   if (worker.world_size > 1 && !worker.folder.empty()) record(*group, worker);
   return group;

@@ -57,6 +57,14 @@ class Hosts(RealRuns):
             self.assertEqual(process.returncode, code, (process.args, out, errors))
         return texts
 
+    def everything(self, run):
+        return [name for _, folders, names in os.walk(self.path(run)) for name in folders + names]
+
+    def steps_done(self, run):
+        """How many rank 0 has done."""
+        records = self.path(run, "events", "rank-000.jsonl")
+        return self.read(records).count('"step":') if os.path.exists(records) else 0
+
     def transport(self, run):
         for line in self.read(run, "events", "rank-000.jsonl").splitlines():
             found = re.search(r'"transport": ?"([^"]*)"', line)
@@ -75,6 +83,7 @@ class Hosts(RealRuns):
                 (out, _), (_, said) = self.end_all(self.start_both(["train", "tiny.yaml", "--out", name], name, *FOUR,
                                                                *settings))
                 self.assertIn("ranks 2 to 3 of 4", said)
+                self.assertNotIn("warning", said)
                 self.assertEqual(self.transport(name), transport)
                 self.assert_same_bits("one", name, name)
                 self.assertEqual([file for file in os.listdir(self.path(name)) if "meeting" in file or "hosts" in file],
@@ -83,6 +92,21 @@ class Hosts(RealRuns):
         self.end_all(self.start_both(["train", "tiny.yaml", "--out", "half"], "half", *FOUR, steady, "duration=4 steps"))
         self.end_all(self.start_both(["resume", "half"], "half", "duration=8 steps"))
         self.assert_same_bits("cut", "half")
+
+    def test_hosts_see_the_folder_under_other_paths_and_each_joins_once(self):
+        other = self.path("elsewhere")
+        os.symlink(self.folder, other)
+        words = [word for setting in [*FOUR, "duration=300 steps"] for word in ("--set", setting)]
+        first = self.start_on(0, "train", "tiny.yaml", "--out", "other", *words, "--hosts", "2",
+                              "--address", ADDRESSES[0])
+        join = ["join", f"{other}/other", "--host", "1", "--address", ADDRESSES[1]]
+        second = self.start_on(1, *join)
+        self.assertTrue(wait_for(lambda: self.steps_done("other") > 2, 60))
+        self.assertEqual([name for name in self.everything("other") if name.endswith("store")], [])
+        third = self.start_on(1, *join)
+        self.assertIn("--host = 1: has joined already", third.communicate(timeout=60)[1])
+        self.assertEqual(third.returncode, 2)
+        self.end_all([first, second])
 
     def test_a_lost_worker_ends_both_hosts_at_once(self):
         processes = self.start_both(["train", "tiny.yaml", "--out", "long"], "long", *FOUR,
@@ -114,6 +138,9 @@ class BadInput(RealRuns):
         uneven = self.tutti("train", "tiny.yaml", "--out", "x", "--hosts", "3", "--workers", "2", "--address", "::1",
                             code=2)
         self.assertIn("must divide parallel.workers = 2", uneven.stderr)
+        memory = self.tutti("train", "tiny.yaml", "--out", "x", "--hosts", "2", "--workers", "2", "--address", "::1",
+                            "--set", "parallel.transport=shm", code=2)
+        self.assertIn("parallel.transport = shm", memory.stderr)
         self.assertFalse(os.path.exists(self.path("x")))
         self.tutti("train", "tiny.yaml", "--out", "x", "--address", "::1", code=2)
 
