@@ -1,13 +1,14 @@
 """Training of 4 workers on 2 "hosts" (network namespaces of this machine) with a slow wire between them.
 
-    sudo .venv/bin/python bench/links.py [--rate 100e6] [--delay 0.01] [--steps 60] [--cases all] [--out FILE]
+    sudo .venv/bin/python bench/links.py [--rate 100e6] [--delay 0.01] [--steps 40] [--loss-steps 300] [--cases all]
 
 Both sides train the same model from the same weights on the same samples in the same order (recipes/peer.yaml,
 bench/peers/peer_train.py): Tutti with `tutti train --hosts 2` and `tutti join`, PyTorch's DistributedDataParallel over
 Gloo with its own communication hooks. Printed for each case: tokens/s over the steps after the first --skip (all their
 seconds, so that a step that waits for the wire counts), the share of the throughput without a wire (all workers on one
-host), the mean loss of the last tenth of the steps, and bytes that a host sent a step. The delay is one way. Losses of
-cases that compute the same sums must be equal to the bit; the script says so and fails if they are not.
+host) and bytes that a host sent a step. The delay is one way. DiLoCo takes --steps or, if they are fewer, two of its
+rounds. Losses of cases that compute the same sums must be equal to the bit; the script fails if they are not. The loss
+in the table is the mean of the last tenth of --loss-steps steps, run on one host: no wire changes a number.
 """
 import argparse
 import json
@@ -27,6 +28,7 @@ from wire import ADDRESSES, Wire  # noqa: E402
 PEER = ROOT / "bench" / "peers" / "peer_train.py"
 WORKERS, BATCH, MICRO, SEQUENCE = 4, 8, 2, 128
 LOSSY = {"reproducible": "off"}
+ROUND = 50  # steps between means of islands
 TUTTI = {  # case: fields of the recipe
     "one host": {},
     "flat": {"parallel.transport": "tcp"},
@@ -36,20 +38,25 @@ TUTTI = {  # case: fields of the recipe
     "int8": {"parallel.compress": "int8", **LOSSY},
     "powersgd": {"parallel.compress": "powersgd", "parallel.compress_after": 10, **LOSSY},
     "topk": {"parallel.compress": "topk", "parallel.compress_after": 10, **LOSSY},
+    "fp16": {"parallel.compress": "fp16", **LOSSY},
     "sign": {"parallel.compress": "sign", "parallel.compress_after": 10, **LOSSY},
-    "diloco": {"parallel.islands": 2, "parallel.local_steps": 50},
-    "diloco int4": {"parallel.islands": 2, "parallel.local_steps": 50, "optimizer.outer_type": "int4"},
+    "diloco": {"parallel.islands": 2, "parallel.local_steps": ROUND},
+    "streaming": {"parallel.islands": 2, "parallel.local_steps": ROUND, "parallel.fragments": 2,
+                  "parallel.overlap_steps": 5},
+    "diloco bf16": {"parallel.islands": 2, "parallel.local_steps": ROUND, "optimizer.outer_type": "bf16"},
+    "diloco int4": {"parallel.islands": 2, "parallel.local_steps": ROUND, "optimizer.outer_type": "int4"},
 }
 EXACT = ["one host", "flat", "hierarchical", "encrypted"]
-PEERS = {"ddp": [], "ddp bf16": ["--hook", "bf16"], "ddp powersgd": ["--hook", "powersgd"]}
+PEERS = {"ddp": [], "ddp fp16": ["--hook", "fp16"], "ddp powersgd": ["--hook", "powersgd"]}
 
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=100e6, help="bits a second")
     parser.add_argument("--delay", type=float, default=0.01, help="seconds, one way")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--skip", type=int, default=10, help="first steps left out of the timing")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--skip", type=int, default=5, help="first steps left out of the timing; of DiLoCo a round")
+    parser.add_argument("--loss-steps", type=int, default=300, help="of the runs that the loss is taken from; 0: none")
     parser.add_argument("--cases", default="all", help=f"of {', '.join([*TUTTI, *PEERS])}")
     parser.add_argument("--set", action="append", default=[], help="further fields of the recipe, of all cases")
     parser.add_argument("--out", type=pathlib.Path, help="also write the result here as JSON")
@@ -80,15 +87,15 @@ class Bench:
                     other.send_signal(signal.SIGTERM)
                 sys.exit(f"{name}: {' '.join(map(str, process.args))} ended with {process.returncode}")
 
-    def tutti(self, name):
-        out = self.folder / name.replace(" ", "-")
+    def tutti(self, name, steps, here):
+        out = self.folder / f"{name.replace(' ', '-')}-{steps}-{here}"
         fields = {"model.from": self.start.parent, "data.train": self.text, "batch.micro": MICRO,
-                  "duration": f"{self.options.steps} steps", "parallel.workers": WORKERS, "parallel.threads": 1,
+                  "duration": f"{steps} steps", "parallel.workers": WORKERS, "parallel.threads": 1,
                   **TUTTI[name]}
         words = [f"{field}={value}" for field, value in fields.items()] + self.options.set
         train = [f"{self.binary}/tutti", "train", ROOT / "recipes" / "peer.yaml", "--json", "--out", out,
                  *(part for word in words for part in ("--set", word))]
-        if name == "one host":
+        if here:
             run(train)
         else:
             processes = [
@@ -99,28 +106,34 @@ class Bench:
         records = read_records(out)
         return [record["step_seconds"] for record in records], [record["loss"] for record in records]
 
-    def peer(self, name):
+    def peer(self, name, steps, here):
         result = self.folder / "peer.json"
         result.unlink(missing_ok=True)
         common = {**os.environ, "PEER_WORKER": "1", "PEER_RESULT": str(result), "WORLD_SIZE": str(WORKERS),
                   "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29400", "GLOO_SOCKET_IFNAME": "wire",
                   "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        command = [sys.executable, PEER, *self.peer_words(self.options.steps), "--procs", WORKERS,
+        command = [sys.executable, PEER, *self.peer_words(steps), "--procs", WORKERS,
                    "--skip", self.options.skip, "--init", self.start, *PEERS[name]]
-        processes = [self.wire.start(rank // 2, command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)},
+        processes = [self.wire.start(0 if here else rank // 2, command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)},
                                      stdout=subprocess.DEVNULL) for rank in range(WORKERS)]
         self.finish(processes, name)
         found = json.loads(result.read_text())
         return found["step_seconds"], found["losses"]
 
     def measure(self, name):
+        train = self.tutti if name in TUTTI else self.peer
+        rounds = "parallel.local_steps" in TUTTI.get(name, {})
+        steps = max(2, -(-self.options.steps // ROUND)) * ROUND if rounds else self.options.steps
         before = self.wire.sent()
-        seconds, losses = (self.tutti if name in TUTTI else self.peer)(name)
-        steady = seconds[self.options.skip:]
-        tail = losses[-max(1, len(losses) // 10):]
-        return {"case": name, "tokens_per_second": BATCH * SEQUENCE * len(steady) / sum(steady),
-                "loss": statistics.fmean(tail), "bytes_per_step": (self.wire.sent() - before) / len(losses),
-                "losses": losses}
+        seconds, losses = train(name, steps, name == "one host")
+        sent = self.wire.sent() - before
+        steady = seconds[ROUND if rounds else self.options.skip:]
+        loss = None
+        if self.options.loss_steps and (name == "one host" or name not in EXACT):
+            _, longer = train(name, self.options.loss_steps, True)
+            loss = statistics.fmean(longer[-max(1, len(longer) // 10):])
+        return {"case": name, "tokens_per_second": BATCH * SEQUENCE * len(steady) / sum(steady), "loss": loss,
+                "bytes_per_step": sent / len(losses), "losses": losses}
 
 
 def main():
@@ -138,9 +151,10 @@ def main():
             row = bench.measure(case)
             rows.append(row)
             base = rows[0]["tokens_per_second"] if cases[0] == "one host" else None
-            share = f"  {row['tokens_per_second'] / base:5.2f} of one host" if base else ""
-            print(f"{case:14} {row['tokens_per_second']:7.0f} tokens/s{share}  loss {row['loss']:.4f}  "
-                  f"{row['bytes_per_step'] / 1e6:7.2f} MB a step and host", flush=True)
+            share = f"  {row['tokens_per_second'] / base:5.3f} of one host" if base else ""
+            loss = f"  loss {row['loss']:.4f}" if row["loss"] else ""
+            print(f"{case:14} {row['tokens_per_second']:7.0f} tokens/s{share}  {row['bytes_per_step'] / 1e6:7.2f} MB a "
+                  f"step and host{loss}", flush=True)
     exact = [row for row in rows if row["case"] in EXACT]
     equal = all(row["losses"] == exact[0]["losses"] for row in exact)
     if len(exact) > 1:

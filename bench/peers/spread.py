@@ -14,8 +14,8 @@ def whole(x):
 
 def add_hook(net, hook):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-    if hook == "bf16":
-        net.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    if hook == "fp16":  # the one of bf16 refuses Gloo on CPUs
+        net.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10)
         net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

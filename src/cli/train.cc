@@ -111,7 +111,9 @@ int train(const Options& options) {
 // What a resumed run may change without becoming another run.
 bool may_change(const std::string& field) {
   if (field == "parallel.threads") return false;  // other threads may sum in another order
-  if (field == "parallel.islands" || field == "parallel.local_steps") return false;
+  for (const char* of_islands :
+       {"parallel.islands", "parallel.local_steps", "parallel.fragments", "parallel.overlap_steps"})
+    if (field == of_islands) return false;
   for (const char* prefix : {"duration", "parallel.", "checkpoint.", "evaluation.", "logging.",
                              "on_nan", "data.train", "data.validation", "optimizer.state"})
     if (field.starts_with(prefix)) return true;

@@ -41,9 +41,8 @@ Islands::Islands(const recipe::Recipe& recipe, Task& task, const Make& make,
   }
   island_ = world_->subgroup(island, "island");
   across_ = world_->subgroup(across, "islands");
-  for (const auto& named : task.module().named_parameters())
-    if (named.value().requires_grad()) trained_.insert("model/" + named.key());
   for (const auto& named : task.module().named_buffers()) moving_.insert("model/" + named.key());
+  cut_fragments(task);
   inner_ = make(part, task, island_);
   const torch::NoGradGuard no_grad;
   for (StateTensor& tensor : inner_->state())
@@ -51,6 +50,25 @@ Islands::Islands(const recipe::Recipe& recipe, Task& task, const Make& make,
   inner_->restored();
   learn_owners();
   remember();
+}
+
+void Islands::cut_fragments(Task& task) {
+  std::vector<std::pair<std::string, std::int64_t>> all;
+  std::int64_t total = 0;
+  for (const auto& named : task.module().named_parameters())
+    if (named.value().requires_grad()) {
+      all.emplace_back("model/" + named.key(), named.value().numel());
+      total += all.back().second;
+    }
+  const std::int64_t count = recipe_.parallel.fragments;
+  std::int64_t before = 0;
+  for (const auto& [name, size] : all) {  // by where its middle lies
+    const std::int64_t middle = before + size / 2;
+    trained_[name] =
+        static_cast<int>(std::min(count - 1, middle * count / std::max<std::int64_t>(1, total)));
+    before += size;
+  }
+  fragments_.resize(static_cast<std::size_t>(count));
 }
 
 std::vector<StateTensor> Islands::trained() {
@@ -92,6 +110,11 @@ bool Islands::sends(const StateTensor& tensor) const {
   return tensor.value.numel() > 0 && owner_.at(key_of(tensor)) == island_->rank();
 }
 
+bool Islands::in_fragment(const StateTensor& tensor, int fragment) const {
+  const auto found = trained_.find(tensor.name);
+  return found != trained_.end() && found->second == fragment;
+}
+
 void Islands::remember() {
   for (const StateTensor& tensor : trained()) {
     Outer& outer = outer_[key_of(tensor)];
@@ -102,29 +125,25 @@ void Islands::remember() {
   }
 }
 
-// From owners to the others of the island that hold the same pieces.
-void Islands::hand_round(std::vector<StateTensor>& all) {
-  std::map<std::string, torch::Tensor> values;
-  for (const StateTensor& tensor : all) values[key_of(tensor)] = tensor.value;
+void Islands::hand_round(std::map<std::string, torch::Tensor>& values) {
   const int me = island_->rank();
   collective::Counts sent, received;
-  std::vector<torch::Tensor> parts;
-  std::vector<torch::Tensor> places;
+  std::vector<torch::Tensor> parts, places;
   for (int rank = 0; rank < island_->size(); ++rank) {
     sent.push_back(0), received.push_back(0);
     for (const std::string& key : to_[static_cast<std::size_t>(rank)])
-      if (owner_.at(key) == me) {
+      if (owner_.at(key) == me && values.contains(key)) {
         parts.push_back(values.at(key).view({-1}));
         sent.back() += parts.back().numel();
       }
     for (const std::string& key : to_[static_cast<std::size_t>(me)])
-      if (owner_.at(key) == rank) {
+      if (owner_.at(key) == rank && values.contains(key)) {
         places.push_back(values.at(key).view({-1}));
         received.back() += places.back().numel();
       }
   }
-  const torch::Tensor none =
-      torch::empty({0}, all.empty() ? torch::kFloat : all[0].value.scalar_type());
+  const torch::Tensor none = torch::empty(
+      {0}, values.empty() ? torch::TensorOptions(torch::kFloat) : values.begin()->second.options());
   const torch::Tensor in = parts.empty() ? none : torch::cat(parts);
   const torch::Tensor out = torch::empty(
       {std::accumulate(received.begin(), received.end(), std::int64_t{0})}, none.options());
@@ -136,65 +155,109 @@ void Islands::hand_round(std::vector<StateTensor>& all) {
   }
 }
 
-// One operation for all: the wire between islands may be slow to answer.
-void Islands::mean_of(const std::vector<StateTensor>& sent) {
-  if (sent.empty()) return;
-  if (rounds()) return mean_of_rounded(sent);
-  std::vector<torch::Tensor> flat;
-  for (const StateTensor& tensor : sent) flat.push_back(tensor.value.view({-1}));
-  const torch::Tensor all = torch::cat(flat);
-  across_->all_reduce(all);
-  all.div_(static_cast<double>(across_->size()));
-  std::int64_t at = 0;
-  for (torch::Tensor& tensor : flat) {
-    tensor.copy_(all.narrow(0, at, tensor.numel()));
-    at += tensor.numel();
-  }
-}
-
-// Parts of one buffer, piece after piece, so that no block spans two of them.
-void Islands::mean_of_rounded(const std::vector<StateTensor>& sent) {
-  const Compression kind = compression_of(recipe_.optimizer.outer_type);
-  std::vector<torch::Tensor> parts;
-  for (const StateTensor& tensor : sent) {
-    Outer& outer = outer_.at(key_of(tensor));
-    const torch::Tensor delta = outer.weights - tensor.value + outer.error;
-    parts.push_back(compressed(kind, delta));
-    outer.error.copy_(delta - expanded(kind, parts.back(), delta));
-  }
-  const torch::Tensor all = across_->all_gather(torch::cat(parts));
-  std::int64_t at = 0;
-  for (std::size_t i = 0; i < sent.size(); ++i) {
-    const Outer& outer = outer_.at(key_of(sent[i]));
-    torch::Tensor sum = torch::zeros_like(outer.weights);
-    for (int island = 0; island < across_->size(); ++island)
-      sum += expanded(kind, all[island].narrow(0, at, parts[i].numel()), sum);
-    torch::Tensor(sent[i].value).copy_(outer.weights - sum / across_->size());
-    at += parts[i].numel();
-  }
-}
-
-void Islands::average() {
+// One operation for all: the wire between islands may be slow to answer. Rounded changes are parts
+// of one buffer, piece after piece, so that no block spans two of them.
+void Islands::send(int number) {
   const torch::NoGradGuard no_grad;
-  std::vector<StateTensor> all = trained(), sent;
-  for (const StateTensor& tensor : all)
-    if (sends(tensor)) sent.push_back(tensor);
-  mean_of(sent);
-  hand_round(all);
-  for (StateTensor& tensor : all) outer_step(outer_.at(key_of(tensor)), tensor.value);
+  Fragment& fragment = fragments_[static_cast<std::size_t>(number)];
+  fragment = {};
+  std::vector<torch::Tensor> parts;
+  for (const StateTensor& tensor : trained()) {
+    if (!in_fragment(tensor, number) || !sends(tensor)) continue;
+    fragment.keys.push_back(key_of(tensor));
+    if (rounds()) {
+      const Compression kind = compression_of(recipe_.optimizer.outer_type);
+      Outer& outer = outer_.at(fragment.keys.back());
+      const torch::Tensor delta = outer.weights - tensor.value + outer.error;
+      parts.push_back(compressed(kind, delta));
+      outer.error.copy_(delta - expanded(kind, parts.back(), delta));
+    } else {
+      parts.push_back(tensor.value.view({-1}));
+    }
+    fragment.sizes.push_back(parts.back().numel());
+  }
+  if (parts.empty()) return;
+  const torch::Tensor own = torch::cat(parts);
+  if (rounds()) {
+    fragment.all = torch::empty({across_->size(), own.numel()}, own.options());
+    fragment.work = across_->all_gather_v_async(
+        own, fragment.all,
+        collective::Counts(static_cast<std::size_t>(across_->size()), own.numel()));
+  } else {
+    fragment.all = own;
+    fragment.work = across_->all_reduce_async(own);
+  }
+}
+
+void Islands::means_of(const Fragment& fragment,
+                       std::map<std::string, torch::Tensor>& values) const {
+  const int islands = across_->size();
+  std::int64_t at = 0;
+  for (std::size_t i = 0; i < fragment.keys.size(); at += fragment.sizes[i], ++i) {
+    torch::Tensor mean = values.at(fragment.keys[i]);
+    if (!rounds()) {
+      mean.copy_(fragment.all.narrow(0, at, fragment.sizes[i]).view(mean.sizes()));
+      mean.div_(static_cast<double>(islands));
+      continue;
+    }
+    const Compression kind = compression_of(recipe_.optimizer.outer_type);
+    torch::Tensor sum = torch::zeros_like(mean);
+    for (int island = 0; island < islands; ++island)
+      sum += expanded(kind, fragment.all[island].narrow(0, at, fragment.sizes[i]), sum);
+    mean.copy_(outer_.at(fragment.keys[i]).weights - sum / islands);
+  }
+}
+
+void Islands::take(int number) {
+  const torch::NoGradGuard no_grad;
+  Fragment fragment = std::exchange(fragments_[static_cast<std::size_t>(number)], {});
+  if (fragment.work) fragment.work->wait();
+  std::vector<StateTensor> all = trained();
+  std::erase_if(all, [&](const StateTensor& tensor) { return !in_fragment(tensor, number); });
+  std::map<std::string, torch::Tensor> means;
+  for (const StateTensor& tensor : all) means[key_of(tensor)] = torch::empty_like(tensor.value);
+  means_of(fragment, means);
+  hand_round(means);
+  const double own = recipe_.parallel.overlap_steps > 0 ? recipe_.optimizer.outer_mix : 0;
+  for (StateTensor& tensor : all) {
+    torch::Tensor& mean = means.at(key_of(tensor));
+    outer_step(outer_.at(key_of(tensor)), mean);
+    if (own > 0)
+      tensor.value.mul_(own).add_(mean, 1 - own);
+    else
+      tensor.value.copy_(mean);
+  }
+  inner_->restored();
+}
+
+// `mean` holds the mean of the islands' weights, and then the run's.
+void Islands::outer_step(Outer& outer, torch::Tensor& mean) const {
+  const double lr = recipe_.optimizer.outer_lr, mu = recipe_.optimizer.outer_momentum;
+  const torch::Tensor delta = outer.weights - mean;
+  outer.momentum.mul_(mu).add_(delta);
+  const torch::Tensor step = mu > 0 ? delta + mu * outer.momentum : delta;
+  mean.add_(delta - lr * step);  // exactly the mean for lr = 1 without momentum
+  outer.weights.copy_(mean);
+}
+
+void Islands::share_buffers() {
+  const torch::NoGradGuard no_grad;
   for (StateTensor& tensor : inner_->state())
     if (moving_.contains(tensor.name)) across_->broadcast(tensor.value, 0);
   inner_->restored();
 }
 
-// `value` holds the mean of the islands' weights, and then the weights to go on with.
-void Islands::outer_step(Outer& outer, torch::Tensor& value) const {
-  const double lr = recipe_.optimizer.outer_lr, mu = recipe_.optimizer.outer_momentum;
-  const torch::Tensor delta = outer.weights - value;
-  outer.momentum.mul_(mu).add_(delta);
-  const torch::Tensor step = mu > 0 ? delta + mu * outer.momentum : delta;
-  value.add_(delta - lr * step);  // exactly the mean for lr = 1 without momentum
-  outer.weights.copy_(value);
+void Islands::fragments_at(std::int64_t place) {
+  const std::int64_t each = recipe_.parallel.local_steps / recipe_.parallel.fragments;
+  for (int fragment = 0; fragment < static_cast<int>(fragments_.size()); ++fragment) {
+    const std::int64_t taken = (fragment + 1) * each;
+    if (place == taken - recipe_.parallel.overlap_steps) send(fragment);
+    if (place != taken) continue;
+    const double start = real_clock().now();
+    take(fragment);
+    if (comm::FlightRecorder* recorder = world_->recorder().get())
+      recorder->span("mean", start, real_clock().now());
+  }
 }
 
 // What all islands must know alike.
@@ -221,23 +284,35 @@ StepOutcome Islands::step(const StepInput& input) {
   StepInput mine = input;
   mine.batches = [&](std::int64_t id) { return input.batches(place_ * parts + id); };
   StepOutcome outcome = inner_->step(mine);
-  if ((input.step + 1) % recipe_.parallel.local_steps == 0) {
-    const double start = real_clock().now();
+  const std::int64_t round = recipe_.parallel.local_steps, place = input.step % round + 1;
+  if (place == round) {
     share(outcome);
-    if (outcome.applied) average();
-    if (comm::FlightRecorder* recorder = world_->recorder().get())
-      recorder->span("mean", start, real_clock().now());
+    if (outcome.applied) share_buffers();
   } else {
     outcome.stop = false;
     outcome.count *= across_->size();  // about as many as all had
   }
+  if (outcome.applied) fragments_at(place);
   outcome.elapsed = elapsed_;
   outcome.exposed_seconds = world_->waited() - waited;
   return outcome;
 }
 
+void Islands::swap_weights() {
+  const torch::NoGradGuard no_grad;
+  for (StateTensor& tensor : trained()) {
+    Outer& outer = outer_.at(key_of(tensor));
+    const torch::Tensor own = tensor.value.clone();
+    tensor.value.copy_(outer.weights);
+    outer.weights.copy_(own);
+  }
+  inner_->restored();
+}
+
 double Islands::evaluate(std::int64_t count, const BatchSource& batches) {
+  if (streams()) swap_weights();
   torch::Tensor loss = torch::tensor({inner_->evaluate(count, batches)}, torch::kDouble);
+  if (streams()) swap_weights();
   across_->all_reduce(loss);
   return loss.item<double>() / across_->size();
 }
@@ -288,9 +363,15 @@ std::vector<StateTensor> Islands::state() {
       add_of_island(all, std::move(tensor));
       continue;
     }
-    tensor.owned = tensor.owned && place_ == 0;
-    all.push_back(tensor);
-    if (trained_.contains(tensor.name)) add_outer(all, tensor);
+    const bool streamed = streams() && trained_.contains(tensor.name);
+    StateTensor of_run = tensor;
+    of_run.owned = tensor.owned && place_ == 0;
+    if (streamed) of_run.value = outer_.at(key_of(tensor)).weights;
+    all.push_back(of_run);
+    if (trained_.contains(tensor.name)) add_outer(all, of_run);
+    if (!streamed) continue;
+    tensor.name = "local/" + tensor.name.substr(std::string("model/").size());
+    add_of_island(all, std::move(tensor));
   }
   return all;
 }
@@ -298,7 +379,7 @@ std::vector<StateTensor> Islands::state() {
 void Islands::restored() {
   inner_->restored();
   const torch::NoGradGuard no_grad;
-  remember();
+  if (!streams()) remember();  // else they were read in place
 }
 
 }  // namespace tutti::parallel

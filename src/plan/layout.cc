@@ -60,6 +60,8 @@ Recipe island_of(const Recipe& recipe) {
   if (islands > 1 && recipe.batch.global % islands == 0) island.batch.global /= islands;
   island.parallel.islands = 1;
   island.parallel.local_steps = 0;
+  island.parallel.fragments = 1;
+  island.parallel.overlap_steps = 0;
   return island;
 }
 

@@ -442,6 +442,21 @@ void check_islands(const Recipe& r, Judge& j) {
               str("must divide the ", r.batch.global / r.batch.micro, " micro-batches of a step"),
               {{"parallel.islands"}, {"batch.global"}, {"batch.micro"}},
               "let it divide batch.global / batch.micro"});
+  if (p.local_steps > 0 && p.local_steps % p.fragments != 0)
+    j.refuse({"islands fragments",
+              {"parallel.fragments", "parallel.local_steps"},
+              str(p.fragments),
+              str("must divide parallel.local_steps = ", p.local_steps),
+              {{"parallel.fragments"}, {"parallel.local_steps"}},
+              "let it divide local_steps"});
+  else if (p.local_steps > 0 && p.overlap_steps >= p.local_steps / p.fragments)
+    j.refuse({"islands overlap",
+              {"parallel.overlap_steps", "parallel.local_steps", "parallel.fragments"},
+              str(p.overlap_steps),
+              str("must be below parallel.local_steps / parallel.fragments = ",
+                  p.local_steps / p.fragments),
+              {{"parallel.overlap_steps"}, {"parallel.fragments", {"1"}}},
+              "a mean must have come before the next is sent"});
   if (p.local_steps > 0 && r.on_nan == "skip")
     j.refuse({"islands skip",
               {"on_nan", "parallel.local_steps"},

@@ -117,8 +117,11 @@ void note_layout(const Recipe& r, Notes& notes) {
   notes.idle(p.tensor == 1 && p.expert == 1, {"parallel.rules"},
              "parallel.tensor and parallel.expert are 1");
   notes.idle(p.local_steps == 0,
-             {"optimizer.outer_lr", "optimizer.outer_momentum", "optimizer.outer_type"},
+             {"optimizer.outer_lr", "optimizer.outer_momentum", "optimizer.outer_type",
+              "optimizer.outer_mix", "parallel.fragments", "parallel.overlap_steps"},
              "parallel.local_steps is 0");
+  notes.idle(p.local_steps > 0 && p.overlap_steps == 0, {"optimizer.outer_mix"},
+             "parallel.overlap_steps is 0");
   notes.idle(p.context == 1, {"parallel.context_kind"}, "parallel.context is 1");
   notes.idle(p.pipeline == 1, {"parallel.pipeline_schedule"}, "parallel.pipeline is 1");
   const std::int64_t data = p.workers / model_ranks(p);

@@ -193,6 +193,9 @@ std::vector<Field> optimizer_fields() {
           "What islands send: their weights (fp32), or how these changed, rounded; what rounding "
           "took away is sent with the next change.",
           {"fp32", "bf16", "int8", "int4"}, AT(optimizer.outer_type)),
+      number("optimizer.outer_mix",
+             "How much an island keeps of its own weights when a mean that was under way comes.",
+             below_one, AT(optimizer.outer_mix)),
       choice("schedule.kind", "Course of the learning rate after warm-up.",
              {"constant", "linear", "cosine", "wsd"}, AT(schedule.kind)),
       duration("schedule.warmup", "Length of the linear rise from 0.", AT(schedule.warmup)),
@@ -280,6 +283,15 @@ std::vector<Field> parallel_fields() {
       count("parallel.local_steps",
             "Steps between means of islands; 0: gradients are summed in each.", any_count,
             AT(parallel.local_steps)),
+      count(
+          "parallel.fragments",
+          "Parts of the weights that islands send one after the other (streaming DiLoCo); divides "
+          "local_steps.",
+          ranks, AT(parallel.fragments)),
+      count("parallel.overlap_steps",
+            "Steps that an island trains on while what it sent is under way; below local_steps / "
+            "fragments.",
+            any_count, AT(parallel.overlap_steps)),
       choice("parallel.compress",
              "What data ranks send of their gradients, with what is left out sent later: rounded "
              "numbers, signs, the largest elements, or factors of low rank. Needs reproducible: "

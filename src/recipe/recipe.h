@@ -113,6 +113,7 @@ struct Optimizer {
   double outer_lr = 0.7;
   double outer_momentum = 0.9;
   std::string outer_type = "fp32";  // fp32 | bf16 | int8 | int4: what islands send
+  double outer_mix = 0.5;  // of an island's weights that moved on while the mean was under way
 };
 
 struct Schedule {
@@ -153,6 +154,8 @@ struct Parallel {
   std::int64_t islands = 1;                // groups of workers that train apart between their means
   std::int64_t local_steps =
       0;  // steps between means; 0: no islands, gradients are summed each step
+  std::int64_t fragments = 1;      // of the weights, whose means are taken one after the other
+  std::int64_t overlap_steps = 0;  // that an island trains on while a mean is under way
   // What data ranks send of their gradients: none | bf16 | fp16 | int8 | int4 | sign | topk |
   // powersgd (parallel/reducer.h)
   std::string compress = "none";

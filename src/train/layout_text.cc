@@ -202,7 +202,10 @@ std::string layout_text(const recipe::Recipe& asked, std::int64_t vocab,
   std::string text;
   if (asked.parallel.islands > 1)
     text = str("each of ", asked.parallel.islands, " islands, whose weights cross once in ",
-               asked.parallel.local_steps, " steps:\n");
+               asked.parallel.local_steps, " steps",
+               asked.parallel.fragments > 1 ? str(" in ", asked.parallel.fragments, " fragments")
+                                            : std::string(),
+               ":\n");
   text += str(layout.mesh.describe(), "\ndata: ", zero_text(recipe, layout), "\n");
   if (layout.folds_experts()) text += str("experts: ", layout.experts.describe(), "\n");
   if (layout.stages.size() > 1) {
