@@ -6,7 +6,7 @@ Both sides train the same model from the same weights on the same samples in the
 bench/peers/peer_train.py): Tutti with `tutti train --hosts 2` and `tutti join`, PyTorch's DistributedDataParallel over
 Gloo with its own communication hooks. Printed for each case: tokens/s over the steps after the first --skip (all their
 seconds, so that a step that waits for the wire counts), the share of the throughput without a wire (all workers on one
-host) and bytes that a host sent a step. The delay is one way. DiLoCo takes --steps or, if they are fewer, two of its
+host just before; medians of --pairs) and bytes that a host sent a step. The delay is one way. DiLoCo takes --steps or, if they are fewer, two of its
 rounds. Losses of cases that compute the same sums must be equal to the bit; the script fails if they are not. The loss
 in the table is the mean of the last tenth of --loss-steps steps, run on one host: no wire changes a number.
 """
@@ -56,6 +56,7 @@ def parse():
     parser.add_argument("--delay", type=float, default=0.01, help="seconds, one way")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--skip", type=int, default=5, help="first steps left out of the timing; of DiLoCo a round")
+    parser.add_argument("--pairs", type=int, default=1, help="how often each case is run beside one host")
     parser.add_argument("--loss-steps", type=int, default=300, help="of the runs that the loss is taken from; 0: none")
     parser.add_argument("--cases", default="all", help=f"of {', '.join([*TUTTI, *PEERS])}")
     parser.add_argument("--set", action="append", default=[], help="further fields of the recipe, of all cases")
@@ -65,7 +66,7 @@ def parse():
 
 class Bench:
     def __init__(self, options, folder, wire):
-        self.options, self.folder, self.wire = options, folder, wire
+        self.options, self.folder, self.wire, self.runs = options, folder, wire, 0
         self.binary = os.environ.get("TUTTI_BIN", ROOT / "build" / "release" / "bin")
         self.text = folder / "plays.txt"
         plays = sorted((ROOT / "corpus" / "shakespeare" / "train").glob("*.txt"))
@@ -88,7 +89,8 @@ class Bench:
                 sys.exit(f"{name}: {' '.join(map(str, process.args))} ended with {process.returncode}")
 
     def tutti(self, name, steps, here):
-        out = self.folder / f"{name.replace(' ', '-')}-{steps}-{here}"
+        self.runs += 1
+        out = self.folder / f"{name.replace(' ', '-')}-{self.runs}"
         fields = {"model.from": self.start.parent, "data.train": self.text, "batch.micro": MICRO,
                   "duration": f"{steps} steps", "parallel.workers": WORKERS, "parallel.threads": 1,
                   **TUTTI[name]}
@@ -120,6 +122,11 @@ class Bench:
         found = json.loads(result.read_text())
         return found["step_seconds"], found["losses"]
 
+    def loss(self, name):
+        steps = self.options.loss_steps
+        _, losses = (self.tutti if name in TUTTI else self.peer)(name, steps, True)
+        return statistics.fmean(losses[-max(1, len(losses) // 10):])
+
     def measure(self, name):
         train = self.tutti if name in TUTTI else self.peer
         rounds = "parallel.local_steps" in TUTTI.get(name, {})
@@ -128,12 +135,17 @@ class Bench:
         seconds, losses = train(name, steps, name == "one host")
         sent = self.wire.sent() - before
         steady = seconds[ROUND if rounds else self.options.skip:]
-        loss = None
-        if self.options.loss_steps and (name == "one host" or name not in EXACT):
-            _, longer = train(name, self.options.loss_steps, True)
-            loss = statistics.fmean(longer[-max(1, len(longer) // 10):])
-        return {"case": name, "tokens_per_second": BATCH * SEQUENCE * len(steady) / sum(steady), "loss": loss,
+        return {"case": name, "tokens_per_second": BATCH * SEQUENCE * len(steady) / sum(steady),
                 "bytes_per_step": sent / len(losses), "losses": losses}
+
+    def beside_one_host(self, name):
+        pairs = [(self.measure("one host"), self.measure(name)) for _ in range(self.options.pairs)]
+        row = dict(pairs[0][1])
+        row["tokens_per_second"] = statistics.median(case["tokens_per_second"] for _, case in pairs)
+        row["share"] = statistics.median(case["tokens_per_second"] / here["tokens_per_second"] for here, case in pairs)
+        row["one_host"] = pairs[0][0]["losses"]
+        row["loss"] = self.loss(name) if self.options.loss_steps and name not in EXACT[1:] else None
+        return row
 
 
 def main():
@@ -148,16 +160,14 @@ def main():
               f"steps of {BATCH * SEQUENCE} tokens, {WORKERS} workers on 2 hosts", flush=True)
         bench = Bench(options, pathlib.Path(folder), wire)
         for case in cases:
-            row = bench.measure(case)
+            row = bench.beside_one_host(case)
             rows.append(row)
-            base = rows[0]["tokens_per_second"] if cases[0] == "one host" else None
-            share = f"  {row['tokens_per_second'] / base:5.3f} of one host" if base else ""
             loss = f"  loss {row['loss']:.4f}" if row["loss"] else ""
-            print(f"{case:14} {row['tokens_per_second']:7.0f} tokens/s{share}  {row['bytes_per_step'] / 1e6:7.2f} MB a "
-                  f"step and host{loss}", flush=True)
+            print(f"{case:14} {row['tokens_per_second']:7.0f} tokens/s  {row['share']:5.3f} of one host  "
+                  f"{row['bytes_per_step'] / 1e6:7.2f} MB a step and host{loss}", flush=True)
     exact = [row for row in rows if row["case"] in EXACT]
-    equal = all(row["losses"] == exact[0]["losses"] for row in exact)
-    if len(exact) > 1:
+    equal = all(row["losses"] == row["one_host"] for row in exact)
+    if exact:
         print(f"losses of {', '.join(row['case'] for row in exact)}: {'equal to the bit' if equal else 'DIFFER'}")
     if options.out:
         options.out.write_text(json.dumps({"rate": options.rate, "delay": options.delay, "rows": rows}) + "\n")

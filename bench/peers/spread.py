@@ -28,7 +28,9 @@ def spread(model, kind, world, compiled, hook="none"):
     if world == 1:
         return torch.compile(model) if compiled else model, lambda last: nothing(), nothing
     if kind == "ddp":
-        net = torch.nn.parallel.DistributedDataParallel(model)
+        # The chained sums of PowerSGD's buckets mix on Gloo (it aborts): one bucket has no order to lose.
+        buckets = {"bucket_cap_mb": 1000} if hook == "powersgd" else {}
+        net = torch.nn.parallel.DistributedDataParallel(model, **buckets)
         add_hook(net, hook)
         scope = lambda last: nothing() if last else net.no_sync()
         return torch.compile(net) if compiled else net, scope, nothing

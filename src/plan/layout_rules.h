@@ -41,6 +41,8 @@ std::vector<AxisRule> axis_rules(const std::string& rules);
 
 // Of findings(): those of parallel.rules.
 void check_rules(const recipe::Recipe& recipe, std::vector<Finding>& found);
+// Of findings(): those of islands, of the whole recipe (all others judge one island's).
+void check_islands(const recipe::Recipe& recipe, std::vector<Finding>& found);
 // Of findings(): those of parallel.compress.
 void check_compress(const recipe::Recipe& recipe, std::vector<Finding>& found);
 

@@ -153,8 +153,8 @@ struct Parallel {
   std::int64_t watch_divergence = 0;       // steps between hashes of replicated state; 0: off
   std::int64_t islands = 1;                // groups of workers that train apart between their means
   std::int64_t local_steps =
-      0;  // steps between means; 0: no islands, gradients are summed each step
-  std::int64_t fragments = 1;      // of the weights, whose means are taken one after the other
+      0;                       // steps between means; 0: no islands, gradients are summed each step
+  std::int64_t fragments = 1;  // of the weights, whose means are taken one after the other
   std::int64_t overlap_steps = 0;  // that an island trains on while a mean is under way
   // What data ranks send of their gradients: none | bf16 | fp16 | int8 | int4 | sign | topk |
   // powersgd (parallel/reducer.h)

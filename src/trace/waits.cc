@@ -145,8 +145,8 @@ class Finder {
         logs_, [](const FlightLog& log) { return log.state == Process::failed; });
     for (int rank = 0; !logs_.empty() && rank < logs_[0].world; ++rank)
       if (!log_of(rank)) found_.unrecorded.push_back(rank);
-    found_.well = found_.waits.empty() && found_.to_blame.empty() && !failed &&
-                  found_.unrecorded.empty();
+    found_.well =
+        found_.waits.empty() && found_.to_blame.empty() && !failed && found_.unrecorded.empty();
   }
 
   const FlightLog* log_of(int rank) const {

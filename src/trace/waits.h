@@ -32,7 +32,7 @@ struct Wait {
 
 struct Waits {
   std::vector<Wait> waits;
-  std::vector<int> to_blame;  // ranks of the job
+  std::vector<int> to_blame;    // ranks of the job
   std::vector<int> unrecorded;  // ranks of the job whose files are not here, or are damaged
   bool circle = false;
   std::string text;  // every rank, then the verdict
