@@ -66,7 +66,8 @@ class Finder {
       if (entry.failed && std::exchange(failed, true)) continue;
       const FlightGroup& group = log.groups[static_cast<std::size_t>(entry.group)];
       const double until = entry.ended > 0 ? entry.ended : log.now;
-      Wait wait{log.rank, group.name.data(), entry, until - entry.started, {}, {}, {}};
+      Wait wait{log.rank, group.name.data(), entry, until - entry.started, {}, {}, {}, {}};
+      began_ = entry.started + log.wall;
       until_ = until + log.wall;
       if (entry.message)
         look_for_peer(group, wait);
@@ -95,10 +96,22 @@ class Finder {
   }
 
   // A process that does not run may have asked, and will not come all the same; and one may come
-  // when the others have given up.
+  // when the others have given up. One that was stopped in the middle goes on then: it ends what
+  // nobody else did, or notices late, where the others notice at once.
   bool comes(const FlightLog& log, const FlightEntry* theirs, const Wait& wait) const {
+    constexpr double at_once = 1;  // seconds
     if (!theirs || theirs->started + log.wall > until_) return false;
+    if (wait.entry.failed && theirs->sequence == wait.entry.sequence &&
+        theirs->ended + log.wall > until_ + (theirs->failed ? at_once : 0))
+      return false;
     return runs(log) || over(log) || theirs->ended > 0 || theirs->sequence > wait.entry.sequence;
+  }
+
+  void miss(const FlightLog& log, Wait& wait) const {
+    const bool broken = std::ranges::any_of(log.entries, [&](const FlightEntry& entry) {
+      return entry.failed && entry.ended + log.wall < began_;
+    });
+    (broken ? wait.broken : wait.absent).push_back(log.rank);
   }
 
   void look_for(const FlightGroup& group, int place, Wait& wait) const {
@@ -108,7 +121,7 @@ class Finder {
       return !e.message && e.sequence >= wait.entry.sequence;
     });
     if (!comes(*log, theirs, wait))
-      wait.absent.push_back(log->rank);
+      miss(*log, wait);
     else if (theirs->sequence == wait.entry.sequence && !same_call(*theirs, wait.entry))
       wait.contradiction = str("rank ", log->rank, " called ", describe(*theirs), " at ",
                                theirs->site.data(), " in its place");
@@ -123,7 +136,7 @@ class Finder {
              e.sequence >= wait.entry.sequence;
     });
     if (!comes(*log, theirs, wait))
-      wait.absent.push_back(log->rank);
+      miss(*log, wait);
     else if (theirs->sequence == wait.entry.sequence && theirs->bytes != wait.entry.bytes)
       wait.contradiction =
           str("rank ", log->rank, " called ", describe(*theirs), " at ", theirs->site.data());
@@ -194,13 +207,14 @@ class Finder {
     for (const Wait& wait : found_.waits) {
       if (wait.rank != log.rank) continue;
       waits = true;
-      text += str(wait.entry.failed ? "  gave up after " : "  waits ", human_seconds(wait.seconds),
-                  " in ", wait.group, ": ", describe(wait.entry), ", asked for at ",
-                  wait.entry.site.data(),
-                  wait.absent.empty() ? "" : "; " + ranks_text(wait.absent) + " did not come",
-                  wait.unknown.empty() ? std::string()
-                                       : str("; ", wait.unknown.size(), " members left no record"),
-                  "\n");
+      text += str(
+          wait.entry.failed ? "  gave up after " : "  waits ", human_seconds(wait.seconds), " in ",
+          wait.group, ": ", describe(wait.entry), ", asked for at ", wait.entry.site.data(),
+          wait.absent.empty() ? "" : "; " + ranks_text(wait.absent) + " did not come",
+          wait.broken.empty() ? "" : "; " + ranks_text(wait.broken) + " had given up before",
+          wait.unknown.empty() ? std::string()
+                               : str("; ", wait.unknown.size(), " members left no record"),
+          "\n");
     }
     if (waits || log.entries.empty()) return;
     const auto last = std::ranges::max_element(log.entries, {}, [](const FlightEntry& entry) {
@@ -243,7 +257,7 @@ class Finder {
 
   const std::vector<FlightLog>& logs_;
   double patience_;
-  double until_ = 0;  // when the wait that is looked at ended, in seconds since 1970
+  double began_ = 0, until_ = 0;  // of the wait that is looked at, in seconds since 1970
   std::map<std::uint64_t, std::map<int, std::size_t>> members_;  // key -> place -> index of a log
   Waits found_;
 };

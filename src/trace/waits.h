@@ -26,6 +26,7 @@ struct Wait {
   FlightEntry entry;
   double seconds = 0;         // so far
   std::vector<int> absent;    // ranks of the job
+  std::vector<int> broken;    // ranks of the job that had given up before this began
   std::vector<int> unknown;   // places in the group whose rank left no file
   std::string contradiction;  // what a peer called in its place; "": nothing
 };

@@ -128,6 +128,21 @@ TEST_CASE("waits: after the end, who had not come when the others gave up") {
       "look at rank 1: it has ended with an error, and has not come; the ranks' own words"));
 }
 
+TEST_CASE("waits: after the end, who was stopped in the middle and woken when the others gave up") {
+  for (const bool notices : {false, true}) {
+    CAPTURE(notices);
+    Job job(3, 4);
+    for (const int rank : {0, 2}) job.call(rank, "all_reduce", 960, 964).failed = 1;
+    job.call(1, "all_reduce", 960, 970).failed = notices;
+    if (!notices) job.call(1, "broadcast", 970, 970).failed = 1;
+    for (FlightLog& log : job.logs) log.state = Process::failed;
+    CHECK(find_waits(job.logs).to_blame == std::vector<int>{1});
+    CHECK(job.says("asked for at engine.cc:12; rank 1 did not come"));
+    CHECK((notices || job.says("broadcast #6 (F32, 4.00 KiB), asked for at engine.cc:12; ranks 0 "
+                               "and 2 had given up before")));
+  }
+}
+
 TEST_CASE("waits: other calls in the same place") {
   Job job(2, 4);
   job.call(0, "all_reduce", 999.5);

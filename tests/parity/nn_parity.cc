@@ -1,8 +1,7 @@
 // What models.py compares with transformers, from a Hugging Face folder and raw int64 tokens:
 //   nn_parity logits   FOLDER TOKENS BATCH SEQUENCE OUT          fp32 logits to OUT
-//   nn_parity train    FOLDER TOKENS BATCH SEQUENCE OUT STEPS LR  AdamW; fp32 losses to OUT. TOKENS
-//                                                                 holds STEPS x BATCH x
-//                                                                 (SEQUENCE+1)
+//   nn_parity train    FOLDER TOKENS BATCH SEQUENCE OUT STEPS LR  AdamW, fp64; losses to OUT.
+//                      TOKENS holds STEPS x BATCH x (SEQUENCE+1)
 //   nn_parity generate FOLDER TOKENS 1 LENGTH OUT COUNT           greedy; int64 tokens to OUT
 //   nn_parity export   FOLDER TO                                  loads and saves
 #include <torch/torch.h>
@@ -39,10 +38,11 @@ void write_raw(const std::string& path, const torch::Tensor& values) {
 
 torch::Tensor train(nn::LanguageModel& model, const torch::Tensor& tokens, double lr) {
   const std::int64_t steps = tokens.size(0), sequence = tokens.size(2) - 1;
+  model.to(torch::kDouble);
   torch::optim::AdamW optimizer(
       model.parameters(),
       torch::optim::AdamWOptions(lr).betas({0.9, 0.95}).eps(1e-8).weight_decay(0.1));
-  torch::Tensor losses = torch::empty({steps});
+  torch::Tensor losses = torch::empty({steps}, torch::kDouble);
   for (std::int64_t s = 0; s < steps; ++s) {
     const auto loss = model.loss({tokens[s].narrow(1, 0, sequence).contiguous(),
                                   tokens[s].narrow(1, 1, sequence).contiguous(),
